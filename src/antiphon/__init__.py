@@ -1,0 +1,1 @@
+"""Antiphon: asynchronous decentralized parallel SGD, for acoustic models and for any PyTorch loop."""

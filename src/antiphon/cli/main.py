@@ -1,0 +1,128 @@
+"""The `antiphon` command: finds the subcommand, runs it, and turns errors into exit statuses.
+
+Exit status: 0 done, 2 a user's mistake, 130 stopped by Ctrl-C, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn, Protocol, cast
+
+from antiphon.errors import AntiphonError, UserError, unknown_name
+from antiphon.records import Json
+
+COMMANDS = ("demo", "prepare", "align", "train", "decode", "report", "launch")
+
+
+class Command(Protocol):
+    """What each file beside this one offers."""
+
+    HELP: str
+    EXAMPLE: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> Json:
+        """Do it; what it returns is the object that --json prints."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one line and how to learn more."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line to standard error and exit with 2."""
+        self.exit(2, f"{self.prog}: {message}\nSee: {self.prog} --help\n")
+
+
+def parser_of(name: str) -> tuple[Parser, Command]:
+    """Return the parser and the module of one command."""
+    module = cast(Command, importlib.import_module(f"antiphon.cli.{name}"))
+    parser = Parser(
+        prog=f"antiphon {name}",
+        description=module.HELP,
+        epilog="example:\n  " + module.EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line of standard output"
+    )
+    return parser, module
+
+
+def overview() -> str:
+    """Return what `antiphon --help` prints."""
+    lines = ["usage: antiphon COMMAND ...", ""]
+    for name in COMMANDS:
+        lines.append(f"  {name:9s} {parser_of(name)[1].HELP.splitlines()[0]}")
+    return "\n".join([*lines, "", "antiphon COMMAND --help tells more, with an example.", ""])
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = bool(os.environ.get("ANTIPHON_DEBUG"))
+    try:
+        signal.signal(signal.SIGTERM, _terminated)
+        if not words or words[0] in ("-h", "--help"):
+            print(overview(), end="")
+            return 0 if words else 2
+        if words[0] not in COMMANDS:
+            raise unknown_name("command", words[0], COMMANDS)
+        parser, module = parser_of(words[0])
+        args = parser.parse_args(words[1:])
+        result = module.run(args)
+        if args.json:
+            print(json.dumps(result, ensure_ascii=False, default=float), flush=True)
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        print("antiphon: stopped", file=sys.stderr)
+        return 130
+    except UserError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(
+                f"antiphon: the disk is full{where}: free some space and run the command again;"
+                " what was finished is kept, what was half-written is not taken for whole",
+                file=sys.stderr,
+            )
+            return 2
+        if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            print(f"antiphon: {error.strerror}{where}", file=sys.stderr)
+            return 2
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 1
+    except AntiphonError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Virtual learners: the real strategies and the real protocol under a virtual clock."""

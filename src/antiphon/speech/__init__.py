@@ -1,0 +1,1 @@
+"""From recordings to word error rates: data, alignment, graph, acoustic model, decoding, scoring."""

@@ -1,0 +1,1 @@
+"""One file a corpus: what it is, where its recordings and texts lie, and how it is split."""

@@ -1,0 +1,1 @@
+"""Who mixes with whom, and with which weights: pure data, no torch."""

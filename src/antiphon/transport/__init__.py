@@ -1,0 +1,1 @@
+"""How snapshots travel between learners: in process under a virtual clock, or over shared memory."""
