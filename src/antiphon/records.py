@@ -2,7 +2,7 @@
 
 One schema for all of it, numbered by ``SCHEMA``; units and field names are listed in docs/formats.md.
 A folder counts as whole only when its closing file is there, and that file is written last and at once
-(written beside, then renamed), so that an interrupted command never leaves half a folder taken for a whole one.
+(written beside, then renamed), so that half a folder is never taken for a whole one.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class FolderLock:
 
 
 def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False) -> Path:
-    """Make ``path`` ready to be written into: new or empty, unless ``resume`` or ``overwrite`` says otherwise.
+    """Make ``path`` ready to write into: new or empty, unless ``resume`` or ``overwrite`` says otherwise.
 
     Raises:
         FolderError: it holds something, it is a file, it cannot be made, or another process writes into it.
