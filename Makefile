@@ -25,7 +25,7 @@ export DOWNLOADS
 .PHONY: help setup demo test test-long check clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[$$()A-Za-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## make .venv with everything: engine, speech, tests, tools
 

@@ -1,0 +1,33 @@
+"""What every test may lean on; one thread for NumPy and torch, set before they load, so that results repeat."""
+
+from __future__ import annotations
+
+import os
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+import signal  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Give SIGTERM back its handler: `antiphon.cli.main.main` sets its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def an4() -> Path:
+    """The AN4 corpus, where the environment variable ANTIPHON_AN4 names its folder; else the test is skipped."""
+    folder = os.environ.get("ANTIPHON_AN4", "")
+    if not folder:
+        pytest.skip("needs AN4: set ANTIPHON_AN4 to its folder")
+    path = Path(folder)
+    assert (path / "manifest.jsonl").is_file(), f"ANTIPHON_AN4={folder} holds no manifest.jsonl"
+    return path
