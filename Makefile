@@ -17,8 +17,8 @@ define DOWNLOADS
 Making .venv (once; again only when pyproject.toml or constraints.txt change). From your Python package index:
   PyTorch   about 200 MB where pip is configured to find a CPU build; else PyPI's build,
             which brings CUDA libraries on Linux x86-64: about 3 GB
-  the rest  about 130 MB: the speech libraries, tests and tools
-Nothing of this is fetched again later. `make demo` also fetches its corpus: 18.3 MB.
+  the rest  about 145 MB: the speech libraries, tests and tools
+On disk: 1.3 GB with the CPU build. `make demo` also fetches its corpus: 18.3 MB.
 endef
 export DOWNLOADS
 

@@ -12,12 +12,13 @@ import fcntl
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -25,7 +26,7 @@ from typing import IO, Any
 from antiphon.errors import DataError, FolderError
 
 SCHEMA = 1
-LOCK_NAME = ".lock"
+LOCK_NAME = ".antiphon.lock"
 EVENTS_NAME = "events.jsonl"
 SUMMARY_NAME = "summary.json"
 CONFIG_NAME = "config.json"
@@ -33,9 +34,30 @@ CONFIG_NAME = "config.json"
 Json = dict[str, Any]
 
 
+def to_json(value: Json, *, indent: int | None = None) -> str:
+    """Return ``value`` as JSON text; NumPy values become plain ones, and a float that is not finite becomes null.
+
+    >>> to_json({"loss": float("nan"), "steps": [3, 4]})
+    '{"loss": null, "steps": [3, 4]}'
+    """
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # arrays and scalars of NumPy, tensors
+        return _plain(value.tolist())
+    return value
+
+
 def write_json(path: Path, value: Json) -> None:
     """Write ``value`` to ``path`` so that a reader sees the old file or the whole new one."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=float) + "\n")
+    write_text(path, to_json(value, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -71,7 +93,7 @@ def read_json(path: Path) -> Json:
 
 def write_jsonl(path: Path, rows: list[Json]) -> None:
     """Write ``rows`` as JSON lines, whole or not at all."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=float) + "\n" for row in rows))
+    write_text(path, "".join(to_json(row) + "\n" for row in rows))
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
@@ -86,18 +108,22 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Json]]:
         raise DataError(f"{path}: {error.strerror or error}") from None
     with file:
         try:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    value = json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"{path}:{number}: not JSON ({error})") from None
-                if not isinstance(value, dict):
-                    raise DataError(f"{path}:{number}: expected an object {{...}} on each line")
-                yield number, value
+            yield from _objects(path, file)
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-8 text ({error.reason})") from None
+
+
+def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Json]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{path}:{number}: expected an object {{...}} on each line")
+        yield number, value
 
 
 class EventWriter:
@@ -112,13 +138,17 @@ class EventWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file: IO[str] = (folder / EVENTS_NAME).open("a", encoding="utf-8")
+        path = folder / EVENTS_NAME
+        if path.exists():
+            # A run that crashed may have left half a line: the next event must not be glued to it.
+            os.truncate(path, _whole_lines_bytes(path.read_bytes()))
+        self._file: IO[str] = path.open("a", encoding="utf-8")
         self._start = time.monotonic()
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; ``time_s`` counts from the opening of the writer."""
         row = {"schema": SCHEMA, "event": event, "time_s": round(time.monotonic() - self._start, 4), **fields}
-        self._file.write(json.dumps(row, ensure_ascii=False, default=float) + "\n")
+        self._file.write(to_json(row) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -132,16 +162,25 @@ class EventWriter:
         self.close()
 
 
+def _whole_lines_bytes(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
 def read_events(folder: Path) -> list[Json]:
-    """Return the events of a run in order; a last line cut short by a crash is left out."""
-    rows: list[Json] = []
+    """Return the events of a run in order; a last line cut short by a crash, or still being written, is left out.
+
+    Raises:
+        DataError: the file is missing, or a whole line is not a JSON object.
+    """
+    path = folder / EVENTS_NAME
     try:
-        for _, row in read_jsonl(folder / EVENTS_NAME):
-            rows.append(row)
-    except DataError:
-        if not rows:
-            raise
-    return rows
+        data = path.read_bytes()
+        text = data[: _whole_lines_bytes(data)].decode("utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from None
+    return [row for _, row in _objects(path, text.split("\n"))]
 
 
 class FolderLock:
@@ -192,7 +231,7 @@ def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False) 
             " or --resume to go on with it"
         )
     if held and overwrite:
-        ours = {CONFIG_NAME, SUMMARY_NAME, EVENTS_NAME, "data.json", "utterances.jsonl", "demo.json"}
+        ours = {LOCK_NAME, CONFIG_NAME, SUMMARY_NAME, EVENTS_NAME, "data.json", "utterances.jsonl", "demo.json"}
         if not any((path / name).exists() for name in ours):
             raise FolderError(f"{path} holds nothing that Antiphon wrote: --overwrite does not delete it")
         with FolderLock(path):
@@ -200,6 +239,9 @@ def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False) 
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not held:
+            # Marks the folder as ours, so that --overwrite may replace what a stopped command leaves in it.
+            (path / LOCK_NAME).touch()
     except OSError as error:
         raise FolderError(f"{path} cannot be made: {error.strerror}") from None
     return path
@@ -218,9 +260,7 @@ def _source_state() -> tuple[str | None, bool | None]:
             commit = subprocess.run(
                 [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
             ).stdout.strip()
-            changed = subprocess.run(
-                [*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10
-            ).stdout
+            changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10).stdout
             return commit or None, bool(changed.strip())
     return None, None
 

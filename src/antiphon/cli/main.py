@@ -6,10 +6,11 @@ Exit status: 0 done, 2 a user's mistake, 130 stopped by Ctrl-C, 1 anything else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
-import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import NoReturn, Protocol, cast
 
 from antiphon.errors import AntiphonError, UserError, unknown_name
-from antiphon.records import Json
+from antiphon.records import Json, to_json
 
 COMMANDS = ("demo", "prepare", "align", "train", "decode", "report", "launch")
 
@@ -55,9 +56,7 @@ def parser_of(name: str) -> tuple[Parser, Command]:
         allow_abbrev=False,
     )
     module.configure(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object as the last line of standard output"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of standard output")
     return parser, module
 
 
@@ -73,55 +72,69 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _dispatch(words: Sequence[str]) -> int:
+    """Run the command that ``words`` name and return its exit status."""
+    if not words or words[0] in ("-h", "--help"):
+        print(overview(), end="")
+        return 0 if words else 2
+    if words[0] not in COMMANDS:
+        raise unknown_name("command", words[0], COMMANDS)
+    parser, module = parser_of(words[0])
+    args = parser.parse_args(words[1:])
+    result = module.run(args)
+    if args.json:
+        print(to_json(result))
+    return 0
+
+
+def _explain(error: OSError) -> tuple[str, int]:
+    """Return what to print for an error of the operating system, and the exit status."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full{where}: free some space and run the command again;"
+            " what was finished is kept, what was half-written is not taken for whole"
+        ), 2
+    if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return f"{error.strerror}{where}", 2
+    return str(error), 1
+
+
+def _reader_has_gone() -> bool:
+    """Say whether standard output is a pipe that nobody reads any more; if so, point it at nothing."""
+    with contextlib.suppress(OSError):  # not a real file, as under a test
+        output = sys.stdout.fileno()
+        poll = select.poll()
+        poll.register(output, 0)
+        if any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            return True
+    return False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = bool(os.environ.get("ANTIPHON_DEBUG"))
+    signal.signal(signal.SIGTERM, _terminated)
     try:
-        signal.signal(signal.SIGTERM, _terminated)
-        if not words or words[0] in ("-h", "--help"):
-            print(overview(), end="")
-            return 0 if words else 2
-        if words[0] not in COMMANDS:
-            raise unknown_name("command", words[0], COMMANDS)
-        parser, module = parser_of(words[0])
-        args = parser.parse_args(words[1:])
-        result = module.run(args)
-        if args.json:
-            print(json.dumps(result, ensure_ascii=False, default=float), flush=True)
-        return 0
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
+        try:
+            status = _dispatch(words)
+        except SystemExit as stop:  # --help, or a mistake that argparse has printed
+            status = stop.code if isinstance(stop.code, int) else 1
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
-        print("antiphon: stopped", file=sys.stderr)
-        return 130
+        message, status = "stopped", 130
     except UserError as error:
-        print(f"antiphon: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        if debug:
+        message, status = str(error), 2
+    except (OSError, AntiphonError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            return 1
+        if os.environ.get("ANTIPHON_DEBUG"):
             traceback.print_exc()
-        where = f" ({error.filename})" if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(
-                f"antiphon: the disk is full{where}: free some space and run the command again;"
-                " what was finished is kept, what was half-written is not taken for whole",
-                file=sys.stderr,
-            )
-            return 2
-        if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
-            print(f"antiphon: {error.strerror}{where}", file=sys.stderr)
-            return 2
-        print(f"antiphon: {error}", file=sys.stderr)
-        return 1
-    except AntiphonError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"antiphon: {error}", file=sys.stderr)
-        return 1
+        message, status = _explain(error) if isinstance(error, OSError) else (str(error), 1)
+    print(f"antiphon: {message}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":
