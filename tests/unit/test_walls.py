@@ -33,7 +33,7 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     **{room: frozenset({"speech", "recipes", "report"}) for room in ENGINE},
     "topology": frozenset({"transport", "speech", "recipes", "report", "config", TOP}),
     "transport": frozenset({"topology", "speech", "recipes", "report", "config", TOP}),
-    "speech": (ENGINE - {"theory"}) | {"recipes", "report", "config", TOP},
+    "speech": ENGINE | {"recipes", "report", "config", TOP},
     TOP: frozenset({"speech", "recipes", "report"}),
 }
 # Libraries that a room must do without.
