@@ -5,7 +5,7 @@ Shapes: N samples, T frames, F features. 25 ms windows every 10 ms, frame t cent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,35 +182,38 @@ class Normaliser:
 
 
 def write_features(
-    path: Path, kind: Callable[[int], Features], frames: Sequence[int], speakers: Sequence[str], normalise: str
+    path: Path, rows: Iterable[Features], frames: Sequence[int], speakers: Sequence[str], normalise: str
 ) -> None:
-    """Write the normalised features of all utterances into one array, an utterance at a time.
+    """Write the normalised features of all utterances into one array, an utterance in memory at a time.
 
     Args:
         path: the ``.npy`` file, float32 [sum of frames, F].
-        kind: gives the raw features [T, F] of utterance i.
+        rows: the raw features [T, F] of one utterance after the other.
         frames: T of each utterance.
         speakers: the speaker of each utterance.
         normalise: ``speaker`` or ``utterance``.
 
     Raises:
-        DataError: an utterance has not the frames that were counted before (its recording has changed since).
+        DataError: an utterance has not the frames that were counted before: its recording has changed since.
     """
     normaliser = Normaliser(normalise)
-    ends = np.cumsum(frames)
+    starts = np.cumsum([0, *frames])
     array_TF: Features | None = None
-    for i, (count, end) in enumerate(zip(frames, ends, strict=True)):
-        features_TF = kind(i)
+    for i, features_TF in enumerate(rows):
         if array_TF is None:
-            shape = (int(ends[-1]), features_TF.shape[1])
+            shape = (int(starts[-1]), features_TF.shape[1])
             array_TF = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-        if len(features_TF) != count:
-            raise DataError(f"utterance {i} gave {len(features_TF)} frames, expected {count}: did it change?")
+        if len(features_TF) != frames[i]:
+            raise DataError(
+                f"utterance {i} gave {len(features_TF)} frames, expected {frames[i]}: its recording changed"
+            )
         normaliser.add(speakers[i], features_TF)
-        array_TF[end - count : end] = features_TF
-    assert isinstance(array_TF, np.memmap)
-    for i, (count, end) in enumerate(zip(frames, ends, strict=True)):
-        array_TF[end - count : end] = normaliser.apply(speakers[i], array_TF[end - count : end])
+        array_TF[starts[i] : starts[i + 1]] = features_TF
+    if not isinstance(array_TF, np.memmap):
+        raise DataError(f"{path}: no utterances to write")
+    for i, speaker in enumerate(speakers):
+        part = slice(starts[i], starts[i + 1])
+        array_TF[part] = normaliser.apply(speaker, array_TF[part])
     array_TF.flush()
 
 

@@ -33,7 +33,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Utterance:
-    """One utterance of a prepared corpus: a line of ``utterances.jsonl``."""
+    """One utterance of a prepared corpus: a line of ``utterances.jsonl``.
+
+    ``start_s`` and ``end_s`` tell which part of ``audio`` it is; None for the whole recording.
+    """
 
     id: str
     speaker: str
@@ -43,6 +46,8 @@ class Utterance:
     audio: str | None
     first_frame: int
     frames: int
+    start_s: float | None = None
+    end_s: float | None = None
 
     @property
     def text(self) -> str:
@@ -71,6 +76,8 @@ class Utterance:
             audio=None if row["audio"] is None else str(row["audio"]),
             first_frame=int(row["first_frame"]),
             frames=int(row["frames"]),
+            start_s=None if row.get("start_s") is None else float(row["start_s"]),
+            end_s=None if row.get("end_s") is None else float(row["end_s"]),
         )
 
 

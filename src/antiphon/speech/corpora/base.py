@@ -115,7 +115,7 @@ def share(text: str) -> float:
     """Return a number in [0, 1) that depends on ``text`` alone, evenly spread: its SHA-256 as a fraction.
 
     >>> round(share("yes"), 3)
-    0.54
+    0.541
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56
 
@@ -163,10 +163,10 @@ def _assign(names: Sequence[str], held_out: Sequence[str], most: float) -> dict[
     for split in held_out:
         filled = 0
         while filled < HELD_OUT_SHARE * len(names):
-            name = next(queue, None)
-            if name is None:
+            taken = next(queue, None)
+            if taken is None:
                 return {}
-            splits[name] = split
-            filled += counts[name]
+            splits[taken] = split
+            filled += counts[taken]
     train = sum(counts[name] for name in counts if splits[name] == "train")
     return splits if train >= len(names) / 3 else {}
