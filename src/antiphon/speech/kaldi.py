@@ -1,0 +1,45 @@
+"""The three Kaldi wheels, imported in the one order that works, and what they lack.
+
+kaldi-hmm-gmm must come before kaldifst: the other way round the import hangs or ends in a TypeError. Every other
+module takes the libraries from here. Their objects have no types, so an FST is ``Fst``, which is ``Any``.
+"""
+
+# isort: skip_file
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import kaldi_hmm_gmm
+import kaldifst
+import kaldi_decoder
+
+__all__ = ["Fst", "arc_count", "kaldi_decoder", "kaldi_hmm_gmm", "kaldifst", "relabel_inputs"]
+
+Fst: TypeAlias = Any
+
+
+def arc_count(fst: Fst) -> int:
+    """Return the number of arcs of all states."""
+    return sum(fst.num_arcs(state) for state in range(fst.num_states))
+
+
+def relabel_inputs(fst: Fst, new_labels: npt.NDArray[np.int32]) -> None:
+    """Replace every input label ``i`` of ``fst`` by ``new_labels[i]``, in place.
+
+    Args:
+        fst: a ``StdVectorFst``.
+        new_labels: int32 [largest label + 1]; entry 0, epsilon, must stay 0.
+    """
+    assert new_labels[0] == 0
+    labels: list[int] = new_labels.tolist()
+    for state in range(fst.num_states):
+        arcs = [
+            kaldifst.StdArc(labels[arc.ilabel], arc.olabel, arc.weight, arc.nextstate)
+            for arc in kaldifst.ArcIterator(fst, state)
+        ]
+        fst.delete_arcs(state, len(arcs))
+        for arc in arcs:
+            fst.add_arc(state, arc)
