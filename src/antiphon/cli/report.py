@@ -6,11 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from antiphon.errors import ArgumentError, FolderError
 from antiphon.records import Json
-from antiphon.report.tables import run_table
+from antiphon.report.tables import print_table, run_table
 
 HELP = "Make one HTML page from what one run or several wrote; several are drawn over each other."
 EXAMPLE = "antiphon report runs/ring runs/allreduce --out compared.html"
@@ -41,9 +39,9 @@ def run(args: argparse.Namespace) -> Json:
             f"a report needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
         ) from None
     result = write_report(runs, out)
-    console = Console(file=sys.stderr if args.json else sys.stdout)
-    console.print(run_table(result["runs"]))
-    console.print(f"{out} ({result['size_bytes'] / 1000:.0f} kB)", highlight=False, soft_wrap=True, markup=False)
+    to = sys.stderr if args.json else sys.stdout
+    print_table(run_table(result["runs"]), to)
+    print(f"{out} ({result['size_bytes'] / 1000:.0f} kB)", file=to)
     return result
 
 

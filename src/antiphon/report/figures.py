@@ -8,18 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphon.records import Json
-from antiphon.report.plots import (
-    Curve,
-    Panel,
-    Utterance,
-    Work,
-    look,
-    panel_figure,
-    thin,
-    time_unit,
-    utterance_figure,
-    work_figure,
-)
+from antiphon.report.pictures import Utterance, Work, utterance_figure, work_figure
+from antiphon.report.plots import Curve, Panel, look, panel_figure, thin, time_unit
 from antiphon.report.runs import Floats, LearnerShare, Run, number, numbers
 
 MOST_STALENESS = 20
@@ -105,7 +95,15 @@ def behaviour(runs: Sequence[Run], faults: Sequence[Fault]) -> str:
     return panel_figure(
         "behaviour",
         [
-            Panel("Consensus distance", "epoch", "RMS over parameters", distances, marks=by_epoch, log_y=True),
+            Panel(
+                "Consensus distance",
+                "epoch",
+                "RMS over parameters",
+                distances,
+                marks=by_epoch,
+                zero_y=True,
+                spread_y=True,
+            ),
             _staleness(runs),
             Panel("Learning rate", "epoch", "learning rate", rates, zero_y=True),
             Panel("Speed", f"time, {unit}", "frames/s", speeds, marks=by_time, zero_y=True),

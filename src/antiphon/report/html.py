@@ -90,6 +90,7 @@ section { background: #fff; border: 1px solid #e4e7eb; border-radius: 8px; paddi
 .sentence { overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 18px; }
 .tile { background: #fff; border: 1px solid #e4e7eb; border-radius: 8px; padding: 12px 14px; }
+.over { font-size: 13px; letter-spacing: .04em; text-transform: uppercase; color: #7b8794; margin: 0 0 2px; }
 .tile .name { font-size: 13px; color: #52606d; }
 .tile .value { font-size: 23px; font-weight: 600; line-height: 1.3; white-space: nowrap; }
 .tile .under { font-size: 12.5px; color: #52606d; }
@@ -99,13 +100,15 @@ section { background: #fff; border: 1px solid #e4e7eb; border-radius: 8px; paddi
 .key { white-space: nowrap; }
 .key svg { vertical-align: middle; margin-right: 7px; }
 .alert { color: #b34700; font-weight: 600; }
+p.alert { font-size: 14px; }
 figure { margin: 0 0 6px; }
 figure svg { display: block; width: 100%; height: auto; }
 svg text { font-family: inherit !important; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; color: #52606d; border-bottom: 1px solid #cbd2d9; vertical-align: bottom; }
-th, td { padding: 5px 10px; white-space: nowrap; }
+th { font-weight: 600; line-height: 1.3; color: #52606d; border-bottom: 1px solid #cbd2d9; vertical-align: bottom; }
+th, td { padding: 5px 10px; }
+td { white-space: nowrap; }
 td { border-bottom: 1px solid #eef1f4; }
 tr:last-child td { border-bottom: 0; }
 .word { text-align: left; }

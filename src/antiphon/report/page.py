@@ -74,7 +74,12 @@ def render(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared" if several else runs[0].name
     faults = figures.all_faults(runs)
     parts = [
-        element("header", element("h1", title), *([] if several else [_sentence(runs[0])])),
+        element(
+            "header",
+            element("p", "Antiphon training report", class_="over"),
+            element("h1", title),
+            *([] if several else [_sentence(runs[0])]),
+        ),
         _runs_table(runs) if several else _tiles(runs[0]),
         _missing(runs),
         _learning(runs, faults),
@@ -110,13 +115,14 @@ def _tiles(run: Run) -> Markup:
     staleness = run.summary.get("staleness")
     staleness = staleness if isinstance(staleness, dict) else {}
     gmm = f"GMM {wer_text(run.gmm_wer, interval=False)}" if run.gmm_wer else ""
-    between = f"95 %: {interval_text(run.wer)}" if run.wer and interval_text(run.wer) else ""
+    between = f"95 %: [{interval_text(run.wer)}]" if run.wer and interval_text(run.wer) else ""
+    beside = join([text for text in (between, gmm) if text], Markup("<br>"))
     tiles = [
-        ("Word error rate", wer_text(run.wer, interval=False), "; ".join(filter(None, [between, gmm]))),
+        ("Word error rate", wer_text(run.wer, interval=False), beside),
         ("Held-out loss", fixed(run.last("heldout_loss"), 3), "nats a frame"),
         ("Frame accuracy", percent(run.last("frame_accuracy")), "of held-out frames"),
         ("Training time", duration(run.last("wall_s")), "wall clock"),
-        ("Speed", magnitude(run.last("frames_per_s")), "frames/s, all learners"),
+        ("Speed", fixed(run.last("frames_per_s")), "frames/s, all learners"),
         ("Staleness", fixed(staleness.get("mean"), 2), f"mean; largest {fixed(staleness.get('max'))}"),
     ]
     shown = [tile for tile in tiles if tile[1] != NOTHING]
@@ -152,10 +158,10 @@ def _runs_table(runs: Sequence[Run]) -> Markup:
                 percent(facts["frame_accuracy"]),
                 wer_text(facts["wer"]),
                 duration(facts["wall_s"]),
-                magnitude(facts["frames_per_s"]),
+                fixed(facts["frames_per_s"]),
             ]
         )
-    headings = ["run", "strategy", "corpus", "learners", "batch", "epochs", "held-out loss", "frame accuracy"]
+    headings = ["run", "strategy", "corpus", "learners", "batch", "epochs", "held\u2011out loss", "frame accuracy"]
     headings += ["WER [95 %]", "wall", "frames/s"]
     return section("Runs", table(headings, rows, words=3), _differences(runs))
 
@@ -259,11 +265,11 @@ def _learners(index: int, run: Run, several: bool) -> Markup:
 
 
 def _remark(row: LearnerShare, learners: int) -> str:
-    cost = f" needed {row.slowness:.1f} times the median compute time a step and" if row.slowness else ""
+    cost = f" took {row.slowness:.1f} times the median compute time for a step and" if row.slowness else ""
     return (
         f"Learner {row.learner} was slow: it{cost} did {percent(row.share)} of the work"
-        f" (an equal share: {percent(1 / learners)})."
-    )
+        f" (equal share {percent(1 / learners)})."
+    ).replace(" %", "\u00a0%")
 
 
 def _learner_rows(shares: Sequence[LearnerShare]) -> Markup:
@@ -316,7 +322,7 @@ def _bytes(value: float | None) -> str:
 
 def _wer_table(runs: Sequence[Run]) -> Markup:
     rows: list[list[object]] = []
-    gmms: list[Json] = []
+    gmms: list[tuple[str, Json]] = []
     for index, run in enumerate(runs):
         name = _key(index, run.name) if len(runs) > 1 else run.name
         scores = dict(run.wers)
@@ -325,9 +331,9 @@ def _wer_table(runs: Sequence[Run]) -> Markup:
             scores.setdefault("test", summed)
         rows += [_wer_row(name, split, wer) for split, wer in scores.items()]
         gmm = run.gmm_wer
-        if gmm is not None and gmm not in gmms:
-            gmms.append(gmm)
-            rows.append(_wer_row(f"GMM of {run.name}", "test", gmm))
+        if gmm is not None and gmm not in (known for _, known in gmms):
+            gmms.append((run.name, gmm))
+    rows += [_wer_row(f"GMM of {name}" if len(gmms) > 1 else "GMM", "test", gmm) for name, gmm in gmms]
     headings = ["system", "split", "rate", "95 % interval, %", "errors", "words"]
     headings += ["insertions", "deletions", "substitutions"]
     return section("Word error rate", table(headings, rows, words=2)) if rows else Markup("")

@@ -1,4 +1,4 @@
-"""Draws a run's curves, histograms and alignment as SVG that can stand inside a page.
+"""Draws panels of curves and histograms as SVG that can stand inside a page; the look that all figures share.
 
 Figures are matplotlib's own, made without pyplot, so nothing global is left behind. Text stays text and takes
 the page's font; every id carries the figure's name, so that many figures can stand on one page.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -17,13 +17,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.gridspec import GridSpec
+from matplotlib.ticker import NullFormatter
 
 from antiphon.report.runs import Floats
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; vermilion is kept for what went wrong or is slow.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#444444")
+PALETTE = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#444444", "#E69F00")
 ALERT = "#D55E00"
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 WIDTH_IN = 10.4
@@ -31,7 +31,8 @@ MOST_POINTS = 240
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,
+    "text.parse_math": False,  # a word of a corpus is no formula
+    "axes.titley": 1.0,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -93,8 +94,9 @@ class Panel:
     bar_names: Sequence[str] = ()
     marks: Sequence[tuple[float, str, str]] = ()
     """Where something went wrong: place on the x axis, label, colour of the run."""
-    log_y: bool = False
     zero_y: bool = False
+    spread_y: bool = False
+    """Take a logarithmic axis where the values spread over more than a factor of ten."""
 
     @property
     def empty(self) -> bool:
@@ -106,8 +108,9 @@ def thin(x_N: Floats, y_N: Floats, most: int = MOST_POINTS) -> tuple[Floats, Flo
     """Return at most ``most`` points, each the mean of its neighbours, so that a long run stays a small page."""
     if x_N.size <= most:
         return x_N, y_N
-    parts = np.array_split(np.arange(x_N.size), most)
-    return np.array([x_N[part].mean() for part in parts]), np.array([y_N[part].mean() for part in parts])
+    starts = np.arange(0, x_N.size, -(-x_N.size // most))
+    sizes = np.diff(np.append(starts, x_N.size))
+    return np.add.reduceat(x_N, starts) / sizes, np.add.reduceat(y_N, starts) / sizes
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -123,19 +126,21 @@ def panel_figure(name: str, panels: Sequence[Panel]) -> str:
     if not full:
         return ""
     rows = (len(full) + 1) // 2
+    marked = any(panel.marks for panel in full)
 
     def draw(figure: Figure) -> None:
-        grid = figure.add_gridspec(rows, 2)
+        grid = grid_of(figure, rows, 2)
         for place, panel in enumerate(full):
             alone = place == len(full) - 1 and len(full) % 2 == 1
             axes = figure.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2])
+            axes.set_title(panel.title, pad=15 if marked else 7)
             _draw_panel(axes, panel)
+            place_labels(axes)
 
-    return _svg(name, 2.55 * rows, draw)
+    return svg_of(name, 2.5 * rows, draw)
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, pad=16 if panel.marks else 8)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     # The clear lines after the faint ones, so that no training loss hides a held-out one.
@@ -151,25 +156,29 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         )
     if panel.bars:
         _draw_bars(axes, panel)
-    if panel.log_y:
-        axes.set_yscale("log")
-    elif panel.curves:
-        _limit_y(axes, panel)
-    if panel.curves and not any(curve.x_N.size > 1 for curve in panel.curves):
-        centre = next(float(curve.x_N[0]) for curve in panel.curves if curve.x_N.size)
-        axes.set_xlim(0, 2 * centre if centre > 0 else 1)
+    if panel.curves:
+        _limit(axes, panel)
     _draw_marks(axes, panel)
 
 
-def _limit_y(axes: Axes, panel: Panel) -> None:
-    """Show all of the clear curves, and of the faint ones all but their first steep fall."""
+def _limit(axes: Axes, panel: Panel) -> None:
+    """Begin at 0 of time or epochs; show all of the clear curves, and all but the first steep fall of the faint."""
+    longest = max(float(curve.x_N.max()) for curve in panel.curves if curve.x_N.size)
+    axes.set_xlim(0, 1.03 * longest or 1)
     clear = [curve.y_N for curve in panel.curves if not curve.faint and curve.y_N.size]
     faint = [curve.y_N for curve in panel.curves if curve.faint and curve.y_N.size]
+    # Plain numbers: matplotlib's own write powers and offsets as formulas, and text.parse_math is off.
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     low = min(float(y.min()) for y in [*clear, *faint])
-    highs = [float(y.max()) for y in clear] + [float(np.percentile(y, 95)) for y in faint]
+    high = max([float(y.max()) for y in clear] + [float(np.percentile(y, 95)) for y in faint])
+    if panel.spread_y and low > 0 and high > 10 * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        return
     low = 0.0 if panel.zero_y else low
-    margin = 0.06 * (max(highs) - low) or 0.1 * abs(low) or 1.0
-    axes.set_ylim(low if panel.zero_y else low - margin, max(highs) + margin)
+    margin = 0.06 * (high - low) or 0.1 * abs(low) or 1.0
+    axes.set_ylim(low if panel.zero_y else low - margin, high + margin)
 
 
 def _draw_bars(axes: Axes, panel: Panel) -> None:
@@ -203,192 +212,56 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
     axes.set_xlim(left, right)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the figure of the learners' work shows, over L learners and N moments."""
+def grid_of(
+    figure: Figure,
+    rows: int,
+    columns: int,
+    *,
+    gap_in: float = 0.85,
+    top_in: float = 0.36,
+    heights: Sequence[float] | None = None,
+) -> GridSpec:
+    """Return a grid with margins in inches, so that the plots of different figures stand under each other.
 
-    times_N: Floats
-    done_LN: Floats
-    what: str
-    shares_L: Floats
-    alert_L: Sequence[bool]
-    names_L: Sequence[str]
-    seconds_3L: Floats = field(default_factory=lambda: np.zeros((3, 0)))
-    """Seconds of computing, waiting and exchanging of each learner; empty where not known."""
-
-
-def work_figure(name: str, work: Work, colour: str) -> str:
-    """Draw who did how much over time, the final shares, and where each learner's time went."""
-    timed = work.seconds_3L.size > 0 and float(work.seconds_3L.sum()) > 0
-    drawn = [work.times_N.size > 1, True, timed]
-
-    def draw(figure: Figure) -> None:
-        all_axes = list(np.ravel(figure.subplots(1, sum(drawn), squeeze=False)))
-        if drawn[0]:
-            _draw_work_over_time(all_axes.pop(0), work, colour)
-        _draw_shares(all_axes.pop(0), work, colour)
-        if timed:
-            _draw_seconds(all_axes.pop(0), work, colour)
-
-    return _svg(name, 2.75, draw)
-
-
-def _draw_work_over_time(axes: Axes, work: Work, colour: str) -> None:
-    longest_s = float(work.times_N[-1])
-    divisor, unit = time_unit(longest_s)
-    most = max(8, 6000 // max(1, len(work.done_LN)))
-    for learner, done_N in enumerate(work.done_LN):
-        alert = work.alert_L[learner]
-        x_N, y_N = thin(work.times_N, done_N, min(most, 120))
-        axes.plot(x_N / divisor, y_N, color=ALERT if alert else colour, alpha=1 if alert else 0.55, linewidth=1.3)
-    highest = float(work.done_LN.max())
-    for learner in [index for index, alert in enumerate(work.alert_L) if alert][:3]:
-        axes.annotate(
-            work.names_L[learner],
-            (longest_s / divisor, float(work.done_LN[learner][-1])),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="right",
-            color=ALERT,
-        )
-    axes.set_title(f"{work.what.capitalize()} done by each learner")
-    axes.set_xlabel(f"time, {unit}")
-    scale, prefix = (1e6, "million ") if highest >= 2e6 else (1e3, "thousand ") if highest >= 2e4 else (1.0, "")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value / scale:g}")
-    axes.set_ylabel(f"{prefix}{work.what}")
-    axes.set_ylim(0, highest * 1.08 or 1)
-    axes.set_xlim(0, longest_s / divisor)
+    A layout engine would measure every label instead, and take longer than the drawing.
+    """
+    width_in, height_in = figure.get_size_inches()
+    left, right, bottom, between = 0.68, 0.1, 0.45, 0.85
+    free_in = width_in - left - right - (columns - 1) * between
+    free_high_in = height_in - top_in - bottom - (rows - 1) * gap_in
+    return figure.add_gridspec(
+        rows,
+        columns,
+        left=left / width_in,
+        right=1 - right / width_in,
+        top=1 - top_in / height_in,
+        bottom=bottom / height_in,
+        wspace=between * columns / free_in,
+        hspace=gap_in * rows / free_high_in,
+        height_ratios=heights,
+    )
 
 
-def _draw_shares(axes: Axes, work: Work, colour: str) -> None:
-    learners = np.arange(work.shares_L.size)
-    colours = [ALERT if alert else colour for alert in work.alert_L]
-    axes.bar(learners, 100 * work.shares_L, 0.72, color=colours)
-    equal = 100 / work.shares_L.size
-    axes.axhline(equal, color="#1f2933", linewidth=0.9, linestyle=(0, (4, 3)))
-    if work.shares_L.size <= 10:
-        for learner, share in enumerate(100 * work.shares_L):
-            axes.annotate(
-                f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %",
-                (learner, share),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-            )
-    axes.set_title("Final share of the work (dashed: equal)")
-    axes.set_xlabel("learner")
-    axes.set_ylabel(f"share of the {work.what}, %")
-    axes.set_ylim(0, max(100 * float(work.shares_L.max()), equal) * 1.15)
-    _learner_axis(axes, work)
+def size_in(axes: Axes) -> tuple[float, float]:
+    """Return the width and height of a plot in inches."""
+    box = axes.get_position()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width_in, height_in = figure.get_size_inches()
+    return box.width * width_in, box.height * height_in
 
 
-def _draw_seconds(axes: Axes, work: Work, colour: str) -> None:
-    total_s = work.seconds_3L.sum(axis=0)
-    divisor, unit = time_unit(float(total_s.max()))
-    floor_L = np.zeros_like(total_s)
-    learners = np.arange(total_s.size)
-    for seconds_L, label, shade in zip(
-        work.seconds_3L, ("computing", "waiting", "exchanging"), (colour, "#D9DEE4", "#1f2933"), strict=True
-    ):
-        axes.bar(learners, seconds_L / divisor, 0.72, bottom=floor_L / divisor, color=shade, label=label)
-        floor_L = floor_L + seconds_L
-    axes.set_title("Where its time went")
-    axes.set_xlabel("learner")
-    axes.set_ylabel(f"time, {unit}")
-    axes.set_ylim(0, float(total_s.max()) / divisor * 1.22)
-    axes.legend(loc="upper center", ncols=3, frameon=False, handlelength=0.9, columnspacing=1.1, fontsize=7.5)
-    _learner_axis(axes, work)
+def place_labels(axes: Axes) -> None:
+    """Put the axes' labels at a fixed distance from the plot."""
+    width_in, height_in = size_in(axes)
+    axes.xaxis.set_label_coords(0.5, -0.27 / height_in)
+    axes.yaxis.set_label_coords(-0.48 / width_in, 0.5)
 
 
-def _learner_axis(axes: Axes, work: Work) -> None:
-    axes.grid(axis="x", visible=False)
-    if work.shares_L.size <= 16:
-        axes.set_xticks(range(work.shares_L.size))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """One utterance with its alignment; T frames, M mel bands; spans are (label, start in s, end in s)."""
-
-    spectrogram_TM: Floats
-    frame_shift_s: float
-    phones: Sequence[tuple[str, float, float]]
-    words: Sequence[tuple[str, float, float]]
-
-
-def utterance_figure(name: str, utterance: Utterance) -> str:
-    """Draw the log-mel spectrogram as a picture, with the phones and the words under it on one time axis."""
-    frames, bands = utterance.spectrogram_TM.shape
-    length_s = frames * utterance.frame_shift_s
-    tiers = [spans for spans in (utterance.phones, utterance.words) if spans]
-
-    def draw(figure: Figure) -> None:
-        heights = [5.0, *([0.85] * len(tiers))]
-        grid = figure.add_gridspec(len(heights), 1, height_ratios=heights, hspace=0.06)
-        axes = figure.add_subplot(grid[0])
-        low, high = np.percentile(utterance.spectrogram_TM, [1, 99.5])
-        axes.imshow(
-            utterance.spectrogram_TM.T,
-            origin="lower",
-            aspect="auto",
-            extent=(0.0, length_s, 0.0, float(bands)),
-            cmap="viridis",
-            vmin=float(low),
-            vmax=float(high) if high > low else float(low) + 1,
-            interpolation="none",
-        )
-        axes.grid(visible=False)
-        axes.set_ylabel("mel band")
-        for start_s in sorted({span[1] for span in utterance.words}):
-            axes.axvline(start_s, color="white", linewidth=0.6, alpha=0.7)
-        lowest = axes
-        for place, spans in enumerate(tiers, 1):
-            lowest.tick_params(bottom=False, labelbottom=False)
-            lowest = figure.add_subplot(grid[place], sharex=axes)
-            _draw_tier(lowest, spans, length_s, "phones" if spans is utterance.phones else "words")
-        lowest.tick_params(bottom=True, labelbottom=True)
-        lowest.set_xlabel("time, s")
-        axes.set_xlim(0, length_s)
-
-    return _svg(name, 2.4 + 0.42 * len(tiers), draw)
-
-
-def _draw_tier(axes: Axes, spans: Sequence[tuple[str, float, float]], length_s: float, name: str) -> None:
-    """Draw labelled boxes; a label that does not fit its box is turned upright, then made smaller, or left out."""
-    axes.set_ylim(0, 1)
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.set_ylabel(name, rotation=0, ha="right", va="center")
-    points_per_s = 0.92 * WIDTH_IN * 72 / length_s
-    height = 19.0
-    for index, (label, start_s, end_s) in enumerate(spans):
-        axes.axvspan(start_s, end_s, color="#EDF2F7" if index % 2 else "#DCE6F0", linewidth=0)
-        room = (end_s - start_s) * points_per_s
-        size, upright = 7.5, False
-        if 0.62 * size * len(label) > room:
-            size = max(6.0, room / (0.62 * max(1, len(label))))
-            if 0.62 * size * len(label) > room:
-                size, upright = min(7.0, height / (0.62 * max(1, len(label)))), True
-                if size < 5 or size > room:
-                    continue
-        axes.text(
-            (start_s + end_s) / 2,
-            0.48,
-            label,
-            ha="center",
-            va="center",
-            fontsize=size,
-            rotation=90 if upright else 0,
-        )
-
-
-def _svg(name: str, height_in: float, draw: Callable[[Figure], None]) -> str:
+def svg_of(name: str, height_in: float, draw: Callable[[Figure], None]) -> str:
     """Let ``draw`` fill a figure, and return it as an ``<svg>`` element without fixed size."""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.06)
-        figure = Figure(figsize=(WIDTH_IN, height_in), layout=layout)
+        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=72)
         FigureCanvasSVG(figure)
         draw(figure)
         buffer = io.StringIO()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from antiphon.records import Json
@@ -148,10 +150,19 @@ def learner_table(events: Sequence[Json]) -> Table:
     return table
 
 
+def print_table(table: Table, file: IO[str] | None = None) -> None:
+    """Print a table to ``file`` (default: standard output); where that is no terminal, as wide as the table is."""
+    console = Console(file=file)
+    if not console.is_terminal:
+        natural = Measurement.get(console, console.options.update_width(1000), table).maximum
+        console = Console(file=file, width=max(natural, console.width))
+    console.print(table)
+
+
 def _table(*headings: str | None) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         if heading is not None:
             words = heading in ("run", "strategy", "learner")
-            table.add_column(heading, justify="left" if words else "right")
+            table.add_column(heading, justify="left" if words else "right", no_wrap=words)
     return table
