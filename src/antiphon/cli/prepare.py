@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> Json:
 
 def show(info: Json, console: Console) -> None:
     """Print the splits, and what was left out."""
-    table = Table("split", *(_column(name) for name in ("utterances", "speakers", "minutes", "words")))
+    table = Table("split")
+    for name in ("utterances", "speakers", "minutes", "words"):
+        table.add_column(name, justify="right")
     for split in info["utterances"]:
         minutes = info["seconds"][split] / 60
         figures = (info["utterances"][split], info["speakers"][split], f"{minutes:.2f}", info["words"][split])
@@ -97,10 +99,6 @@ def show(info: Json, console: Console) -> None:
         for row in rows[:3]:
             console.print(f"  {row['id']}: {row['reason']}")
     console.print(f"written: {info['out']}")
-
-
-def _column(name: str) -> str:
-    return name
 
 
 def _first(words: list[str], count: int) -> str:

@@ -100,12 +100,13 @@ def prepare(
     if not overwrite:
         output_folder(out)
     read = read_corpus(corpus, source, _console.print)
+    words = _look_up(read, {**read.lexicon, **user}, letter_to_sound)
+    usable, sample_rate = _usable(read, rate, resample)
+    _check_splits(read, usable)
+    utterances = _utterances(usable, sample_rate)
+    # Only now is what an earlier run left replaced: the source is known to be of use.
     output_folder(out, overwrite=overwrite)
     with FolderLock(out):
-        words = _look_up(read, user, letter_to_sound)
-        usable, sample_rate = _usable(read, rate, resample)
-        _check_splits(read, usable)
-        utterances = _utterances(usable, sample_rate)
         write_jsonl(out / UTTERANCES_NAME, [utterance.to_json() for utterance in utterances])
         write_jsonl(out / SKIPPED_NAME, [{"id": skip.id, "reason": skip.reason} for skip in read.skipped])
         spoken = {word for utterance in utterances for word in utterance.words}
@@ -116,7 +117,7 @@ def prepare(
             "prepare",
             corpus=read.name,
             sample_rate=sample_rate,
-            frame_shift_s=features.FRAME_SHIFT_S,
+            frame_shift_s=features.shift_samples(sample_rate) / sample_rate,
             **_by_split(utterances),
             lexicon_words=len(kept),
             missing_words=words.missing,

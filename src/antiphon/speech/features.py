@@ -91,8 +91,17 @@ def frame_count(samples: int, sample_rate: int) -> int:
     >>> frame_count(16000, 16000)
     100
     """
-    shift = round(FRAME_SHIFT_S * sample_rate)
+    shift = shift_samples(sample_rate)
     return (samples + shift // 2) // shift
+
+
+def shift_samples(sample_rate: int) -> int:
+    """Return the whole samples in 10 ms; at a rate such as 11025 Hz, a frame is a little shorter.
+
+    >>> shift_samples(11025)
+    110
+    """
+    return sample_rate // 100
 
 
 def fbank(samples_N: Samples, sample_rate: int) -> Features:
@@ -232,14 +241,13 @@ def _open(path: Path) -> soundfile.SoundFile:
 
 
 def _part(path: Path, samples: int, sample_rate: int, start_s: float | None, end_s: float | None) -> tuple[int, int]:
-    start, end = start_s or 0.0, samples / sample_rate if end_s is None else end_s
-    if not 0.0 <= start < max(end, 1e-9):
-        raise DataError(f"{path}: the part from {start} to {end} s is not a stretch of time")
+    length_s = samples / sample_rate
+    start, end = start_s or 0.0, length_s if end_s is None else end_s
+    if start > 0.0 and start >= min(end, length_s):
+        raise DataError(f"{path} ({length_s:.3f} s) has no part from {start} to {end} s")
     # Times are written to two or three digits, so an end may lie just behind the last sample.
-    if round(end * sample_rate) > samples + round(FRAME_SHIFT_S * sample_rate):
-        raise DataError(
-            f"{path}: the part from {start} to {end} s ends after the recording ({samples / sample_rate:.3f} s)"
-        )
+    if round(end * sample_rate) > samples + shift_samples(sample_rate):
+        raise DataError(f"{path} ({length_s:.3f} s) ends before its part from {start} to {end} s")
     return round(start * sample_rate), min(round(end * sample_rate), samples)
 
 

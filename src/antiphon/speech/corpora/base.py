@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from antiphon.errors import DataError
+from antiphon.speech.lexicon import Lexicon
 from antiphon.speech.text import spoken_words
 
 HELD_OUT_SHARE = 0.1
@@ -48,7 +49,8 @@ class Skip:
 class Corpus:
     """What a corpus's reader returns.
 
-    ``longest_s`` is the length above which an utterance is skipped; ``warnings`` are for the user's eyes.
+    ``longest_s`` is the length above which an utterance is skipped; ``lexicon`` holds words of the corpus that the
+    dictionary lacks; ``warnings`` are for the user's eyes.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Corpus:
     warnings: list[str] = field(default_factory=list)
     split_rule: str = ""
     longest_s: float | None = None
+    lexicon: Lexicon = field(default_factory=dict)
 
     def words_of(
         self,
