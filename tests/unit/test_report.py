@@ -157,6 +157,9 @@ def test_two_runs_are_drawn_over_each_other(both_page: Reader) -> None:
     assert "Settings that differ setting ring allreduce strategy random-ring allreduce seed 1 2" in page.text
     assert "Configuration of ring" in page.text and "Configuration of allreduce" in page.text
     assert page.text.count("GMM test") == 1
+    assert page.text.count("Learner by learner") == 2
+    assert "Exchanges of all learners run proposed committed applied" in page.text
+    assert "ring 5,609 5,215" in page.text
 
 
 def test_fault_is_marked_and_told(both_page: Reader) -> None:
@@ -180,7 +183,7 @@ def test_run_of_that_moment(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]))
     text = report_of(tmp_path, run).text
     assert "No summary.json: it has not finished, or it was cut off. The last event is of epoch 1.06." in text
-    assert "Only one evaluation" in text and "No word error rate yet: antiphon decode" in text
+    assert "Only one evaluation" in text and "No word error rate yet: `antiphon decode`" in text
     assert f"events.jsonl:{first + 3}: not JSON" in text and str(run) + "/events" not in text
     assert "No config.json" in text and "does not offer an utterance" in text
     assert "random-ring · 4 learners · 1.23 M parameters · batch 64" in text
@@ -330,10 +333,12 @@ def test_thinning_keeps_the_mean_and_the_ends() -> None:
 
 def test_empty_panels_are_left_out() -> None:
     nothing = Panel("Nothing", "x", "y", [Curve(np.zeros(0), np.zeros(0), look(0))])
-    one = Panel("One", "x", "y", [Curve(np.array([1.0]), np.array([2.0]), look(0))])
-    assert panel_figure("f", [nothing]) == ""
-    svg = panel_figure("f", [nothing, one])
-    assert "One" in svg and "Nothing" not in svg
+    point = Panel("Point", "x", "y", [Curve(np.array([1.0]), np.array([2.0]), look(0))])
+    line = Panel("Line", "x", "y", [Curve(np.array([1.0, 2.0]), np.array([0.01, 3.0]), look(0))], spread_y=True)
+    assert panel_figure("f", [nothing, point]) == ""
+    svg = panel_figure("f", [nothing, point, line])
+    assert "Line" in svg and "Nothing" not in svg and "Point" not in svg
+    assert all(f">{tick}<" in svg for tick in ("0.01", "0.1", "1")), "a logarithmic axis in plain numbers"
 
 
 def test_command(tmp_path: Path, ring: Path, capsys: pytest.CaptureFixture[str]) -> None:

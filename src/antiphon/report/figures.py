@@ -63,7 +63,7 @@ def learning(runs: Sequence[Run], faults: Sequence[Fault]) -> str:
             curves = []
             for index, run in enumerate(runs):
                 x_N, y_N = run.series("evaluation", x, field)
-                curves.append(Curve(x_N / over, y_N * scale, look(index)))
+                curves.append(Curve(x_N / over, y_N * scale, look(index), dots=True))
                 if field == "heldout_loss" and shows_training_loss(runs):
                     x_N, y_N = thin(*run.series("progress", x, "loss"))
                     curves.append(Curve(x_N / over, y_N, look(index), faint=True))
@@ -86,7 +86,7 @@ def behaviour(runs: Sequence[Run], faults: Sequence[Fault]) -> str:
     for index, run in enumerate(runs):
         x_N, y_N = run.series("evaluation", "epoch", "consensus_distance")
         apart = y_N > 0
-        distances.append(Curve(x_N[apart], y_N[apart], look(index)))
+        distances.append(Curve(x_N[apart], y_N[apart], look(index), dots=True))
         x_N, y_N = run.series("progress", "epoch", "lr")
         rates.append(Curve(*thin(*((x_N, y_N) if x_N.size else run.series("evaluation", "epoch", "lr"))), look(index)))
         x_N, y_N = thin(*run.series("progress", "time_s", "frames_per_s"), 120)

@@ -101,13 +101,13 @@ section { background: #fff; border: 1px solid #e4e7eb; border-radius: 8px; paddi
 .key svg { vertical-align: middle; margin-right: 7px; }
 .alert { color: #b34700; font-weight: 600; }
 p.alert { font-size: 14px; }
-figure { margin: 0 0 6px; }
-figure svg { display: block; width: 100%; height: auto; }
+figure { margin: 0 0 6px; overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 620px; height: auto; }
 svg text { font-family: inherit !important; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { font-weight: 600; line-height: 1.3; color: #52606d; border-bottom: 1px solid #cbd2d9; vertical-align: bottom; }
-th, td { padding: 5px 10px; }
+th, td { padding: 5px 7px; }
 td { white-space: nowrap; }
 td { border-bottom: 1px solid #eef1f4; }
 tr:last-child td { border-bottom: 0; }

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from antiphon.errors import ArgumentError
 from antiphon.records import Json, record, write_text
-from antiphon.report import figures
-from antiphon.report.html import Markup, drawing, element, folded, join, page, section, table
-from antiphon.report.plots import look
-from antiphon.report.runs import LearnerShare, Run, learner_shares, load_runs, number, wer_of
+from antiphon.report import figures, sections
+from antiphon.report.html import Markup, element, folded, join, page, section, table
+from antiphon.report.runs import Run, load_runs, number
 from antiphon.report.tables import (
     NOTHING,
     duration,
@@ -21,9 +20,6 @@ from antiphon.report.tables import (
     significant,
     wer_text,
 )
-
-# The order in which exchanges are told; other kinds that a run counts come after these.
-EXCHANGES = ("proposed", "committed", "applied", "refused", "busy", "late", "torn", "nonfinite", "asked")
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Json:
@@ -82,11 +78,11 @@ def render(runs: Sequence[Run]) -> str:
         ),
         _runs_table(runs) if several else _tiles(runs[0]),
         _missing(runs),
-        _learning(runs, faults),
-        _between(runs, faults),
-        section("The learners", *(_learners(index, run, several) for index, run in enumerate(runs))),
-        _wer_table(runs),
-        _utterance(runs),
+        sections.learning(runs, faults),
+        sections.behaviour(runs, faults),
+        sections.learners(runs),
+        sections.word_errors(runs),
+        sections.utterance(runs),
         join([_folded_settings(run, several) for run in runs]),
         element("footer", "Written by antiphon report. Losses are nats a frame, of the consensus model."),
     ]
@@ -148,7 +144,7 @@ def _runs_table(runs: Sequence[Run]) -> Markup:
         facts = summary_of(run)
         rows.append(
             [
-                _key(index, run.name),
+                sections.key(index, run.name),
                 facts["strategy"] or NOTHING,
                 facts["corpus"] or NOTHING,
                 fixed(facts["learners"]),
@@ -162,7 +158,7 @@ def _runs_table(runs: Sequence[Run]) -> Markup:
             ]
         )
     headings = ["run", "strategy", "corpus", "learners", "batch", "epochs", "held\u2011out loss", "frame accuracy"]
-    headings += ["WER [95 %]", "wall", "frames/s"]
+    headings += ["WER [95\u00a0%]", "wall", "frames/s"]
     return section("Runs", table(headings, rows, words=3), _differences(runs))
 
 
@@ -181,183 +177,17 @@ def _differences(runs: Sequence[Run]) -> Markup:
     return join([element("h3", "Settings that differ"), table(headings, rows, words=len(headings))])
 
 
-def _key(index: int, name: str) -> Markup:
-    """Return a run's name with the line that stands for it in the plots."""
-    style = look(index)
-    line = (
-        f'<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="{style.colour}"'
-        f' stroke-width="3" stroke-dasharray="{style.dash_array}"/></svg>'
-    )
-    return element("span", Markup(line), name, class_="key")
-
-
-def _legend(runs: Sequence[Run]) -> Markup:
-    if len(runs) == 1:
-        return Markup("")
-    return element("div", *(_key(index, run.name) for index, run in enumerate(runs)), class_="legend")
-
-
 def _missing(runs: Sequence[Run]) -> Markup:
-    several = len(runs) > 1
-    items = [element("li", f"{run.name}: {text}" if several else text) for run in runs for text in run.missing]
-    if not items:
-        return Markup("")
-    return element("section", element("h2", "Not there yet"), element("ul", *items), class_="missing")
-
-
-def _learning(runs: Sequence[Run], faults: Sequence[figures.Fault]) -> Markup:
-    svg = figures.learning(runs, faults)
-    if not svg:
-        return Markup("")
-    described = "Held-out loss and frame accuracy against time and against epochs"
-    note = "Held-out, of the consensus model." + (
-        " The faint line is the training loss." if figures.shows_training_loss(runs) else ""
-    )
-    rows = [
-        [
-            element("span", fault.label, class_="alert"),
-            *([fault.run.name] if len(runs) > 1 else []),
-            fault.text,
-            duration(fault.time_s),
-            fixed(fault.epoch, 2),
-            fixed(fault.tickets),
-        ]
-        for fault in faults
-    ]
-    run_heading = ["run"] if len(runs) > 1 else []
-    headings = ["mark", *run_heading, "what happened", "time", "epoch", "tickets returned"]
-    listed = table(headings, rows, words=2 + len(run_heading)) if rows else ""
-    heading = element("h3", "Faults") if rows else ""
-    return section(
-        "Learning",
-        _legend(runs),
-        drawing(svg, described),
-        element("p", note, class_="note"),
-        heading,
-        listed,
-    )
-
-
-def _between(runs: Sequence[Run], faults: Sequence[figures.Fault]) -> Markup:
-    svg = figures.behaviour(runs, faults)
-    if not svg:
-        return Markup("")
-    note = (
-        "Consensus distance: RMS over parameters of the learners' distance from their mean."
-        " Staleness of a gradient: how many times the learner's weights changed while it was computed."
-    )
-    described = "Consensus distance, staleness, learning rate and speed"
-    return section("Behaviour", _legend(runs), drawing(svg, described), element("p", note, class_="note"))
-
-
-def _learners(index: int, run: Run, several: bool) -> Markup:
-    shares = learner_shares(run.events)
-    heading = element("h3", _key(index, run.name)) if several else ""
-    if not shares:
-        return join([heading, element("p", "The events do not tell yet what the learners did.", class_="note")])
-    if len(shares) == 1:
-        note = "One learner: no work to share and nothing to exchange."
-        return join([heading, element("p", note, class_="note"), _learner_rows(shares)])
-    svg = figures.work(run, shares, f"work-{index}", look(index).colour)
-    described = "Work done by each learner, final shares, and where its time went"
-    remarks = [element("p", _remark(row, len(shares)), class_="alert") for row in shares if row.slow]
-    return join([heading, *remarks[:4], drawing(svg, described), _learner_rows(shares), _exchanges(run, shares)])
-
-
-def _remark(row: LearnerShare, learners: int) -> str:
-    cost = f" took {row.slowness:.1f} times the median compute time for a step and" if row.slowness else ""
-    return (
-        f"Learner {row.learner} was slow: it{cost} did {percent(row.share)} of the work"
-        f" (equal share {percent(1 / learners)})."
-    ).replace(" %", "\u00a0%")
-
-
-def _learner_rows(shares: Sequence[LearnerShare]) -> Markup:
-    headings = ["learner", "steps", "samples", "share", "mean staleness", "computing", "waiting", "exchanging"]
-    rows = [
-        [
-            _learner_name(row),
-            fixed(row.steps),
-            fixed(row.samples),
-            percent(row.share),
-            fixed(row.staleness_mean, 2),
-            duration(row.compute_s),
-            duration(row.wait_s),
-            duration(row.exchange_s),
-        ]
-        for row in shares
-    ]
-    return table(headings, rows)
-
-
-def _learner_name(row: LearnerShare) -> Markup:
-    note = row.fault or ("slow" if row.slow else "")
-    return join([row.learner, *([" ", element("span", note, class_="alert")] if note else [])])
-
-
-def _exchanges(run: Run, shares: Sequence[LearnerShare]) -> Markup:
-    counted = {kind for row in shares for kind in row.exchanges}
-    if not counted:
-        return Markup("")
-    kinds = [kind for kind in EXCHANGES if kind in counted] + sorted(counted - set(EXCHANGES))
-    rows: list[list[object]] = [
-        [_learner_name(row), *(fixed(row.exchanges.get(kind)) for kind in kinds), _bytes(row.size_bytes)]
-        for row in shares
-    ]
-    totals = [sum(row.exchanges.get(kind, 0.0) for row in shares) for kind in kinds]
-    sent = [row.size_bytes for row in shares if row.size_bytes is not None]
-    rows.append(["all", *map(fixed, totals), _bytes(sum(sent) if sent else None)])
-    lost = [
-        f"{name.replace('_', ' ')}: {fixed(run.summary[name])}"
-        for name in ("samples_lost", "samples_repeated", "updates_lost")
-        if number(run.summary.get(name)) is not None
-    ]
-    note = element("p", "; ".join(lost).capitalize() + ".", class_="note") if lost else ""
-    return join([element("h3", "Exchanges"), table(["learner", *kinds, "sent"], rows), note])
-
-
-def _bytes(value: float | None) -> str:
-    return NOTHING if value is None else f"{magnitude(value)}B"
-
-
-def _wer_table(runs: Sequence[Run]) -> Markup:
-    rows: list[list[object]] = []
-    gmms: list[tuple[str, Json]] = []
-    for index, run in enumerate(runs):
-        name = _key(index, run.name) if len(runs) > 1 else run.name
-        scores = dict(run.wers)
-        summed = wer_of(run.summary.get("wer"))
-        if summed is not None and summed not in scores.values():
-            scores.setdefault("test", summed)
-        rows += [_wer_row(name, split, wer) for split, wer in scores.items()]
-        gmm = run.gmm_wer
-        if gmm is not None and gmm not in (known for _, known in gmms):
-            gmms.append((run.name, gmm))
-    rows += [_wer_row(f"GMM of {name}" if len(gmms) > 1 else "GMM", "test", gmm) for name, gmm in gmms]
-    headings = ["system", "split", "rate", "95 % interval, %", "errors", "words"]
-    headings += ["insertions", "deletions", "substitutions"]
-    return section("Word error rate", table(headings, rows, words=2)) if rows else Markup("")
-
-
-def _wer_row(name: object, split: str, wer: Json) -> list[object]:
-    counts = [fixed(wer.get(kind)) for kind in ("errors", "words", "insertions", "deletions", "substitutions")]
-    return [name, split, percent(wer["rate"], 2), interval_text(wer) or NOTHING, *counts]
-
-
-def _utterance(runs: Sequence[Run]) -> Markup:
-    """Show the first utterance that any run offers: the corpus is the same picture for all of them."""
+    """List what is missing, once for all the runs that miss it."""
+    names: dict[str, list[str]] = {}
     for run in runs:
-        svg = figures.utterance(run.example)
-        if svg and run.example is not None:
-            words = run.example.get("words")
-            said = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
-            quote = element("p", element("b", run.example.get("id", "")), f" {said}", class_="quiet sentence")
-            return section("One utterance and its alignment", quote, drawing(svg, f"Spectrogram of: {said}"))
-    what = "No run offers" if len(runs) > 1 else "The run does not offer"
-    return section(
-        "One utterance and its alignment",
-        element("p", f"{what} an utterance to look at (example.json).", class_="note"),
-    )
+        for text in run.missing:
+            names.setdefault(text, []).append(run.name)
+    if not names:
+        return Markup("")
+    several = len(runs) > 1
+    items = [element("li", f"{', '.join(who)}: {text}" if several else text) for text, who in names.items()]
+    return element("section", element("h2", "Not there yet"), element("ul", *items), class_="missing")
 
 
 def _folded_settings(run: Run, several: bool) -> Markup:

@@ -57,7 +57,8 @@ def _draw_work_over_time(axes: Axes, work: Work, colour: str) -> None:
         x_N, y_N = thin(work.times_N, done_N, min(most, 120))
         axes.plot(x_N / divisor, y_N, color=ALERT if alert else colour, alpha=1 if alert else 0.55, linewidth=1.3)
     highest = float(work.done_LN.max())
-    for learner in [index for index, alert in enumerate(work.alert_L) if alert][:3]:
+    alerts = [learner for learner, alert in enumerate(work.alert_L) if alert]
+    for learner in alerts if len(alerts) == 1 else []:
         axes.annotate(
             work.names_L[learner],
             (longest_s / divisor, float(work.done_LN[learner][-1])),
@@ -118,7 +119,7 @@ def _draw_seconds(axes: Axes, work: Work, colour: str) -> None:
 
 def _learner_axis(axes: Axes, work: Work) -> None:
     axes.grid(axis="x", visible=False)
-    if work.shares_L.size <= 16:
+    if work.shares_L.size <= 10:
         axes.set_xticks(range(work.shares_L.size))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from antiphon.report.runs import Floats
 
@@ -74,17 +74,18 @@ def look(index: int) -> Look:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a panel; ``faint`` lines stand behind the others."""
+    """One line of a panel; ``faint`` lines stand behind the others, ``dots`` mark each point."""
 
     x_N: Floats
     y_N: Floats
     look: Look
     faint: bool = False
+    dots: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a figure: curves, bars side by side (``heights`` of each run), or both left empty."""
+    """One plot of a figure: curves, or bars side by side (the heights for each run)."""
 
     title: str
     x_label: str
@@ -100,8 +101,8 @@ class Panel:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
-        return not any(curve.x_N.size for curve in self.curves) and not any(h.size for h, _ in self.bars)
+        """Whether there is nothing to see: no bars, and no curve of two points or more."""
+        return not self.bars and all(curve.x_N.size < 2 for curve in self.curves)
 
 
 def thin(x_N: Floats, y_N: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
@@ -152,7 +153,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             linestyle=curve.look.dash,
             linewidth=0.9 if curve.faint else 1.6,
             alpha=0.45 if curve.faint else 1.0,
-            marker="o" if not curve.faint and curve.x_N.size <= 40 else "",
+            marker="o" if curve.dots and curve.x_N.size <= 40 else "",
         )
     if panel.bars:
         _draw_bars(axes, panel)
@@ -168,11 +169,13 @@ def _limit(axes: Axes, panel: Panel) -> None:
     clear = [curve.y_N for curve in panel.curves if not curve.faint and curve.y_N.size]
     faint = [curve.y_N for curve in panel.curves if curve.faint and curve.y_N.size]
     # Plain numbers: matplotlib's own write powers and offsets as formulas, and text.parse_math is off.
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
     low = min(float(y.min()) for y in [*clear, *faint])
     high = max([float(y.max()) for y in clear] + [float(np.percentile(y, 95)) for y in faint])
     if panel.spread_y and low > 0 and high > 10 * low:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         return
