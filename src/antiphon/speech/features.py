@@ -5,6 +5,7 @@ Shapes: N samples, T frames, F features. 25 ms windows every 10 ms, frame t cent
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +213,9 @@ def write_features(
         if array_TF is None:
             shape = (int(starts[-1]), features_TF.shape[1])
             array_TF = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+            # A full disk shows here as an error; met while writing to the map, it would end the process.
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         if len(features_TF) != frames[i]:
             raise DataError(
                 f"utterance {i} gave {len(features_TF)} frames, expected {frames[i]}: its recording changed"
