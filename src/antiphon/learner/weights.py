@@ -10,70 +10,18 @@ Every row of the buffers is written by its owner alone, so a learner that is fro
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from antiphon.transport.buffers import GENERATION, PENDING, PENDING_GENERATION, Buffers
 from antiphon.transport.protocol import Handle
 
 BLOCK = 1 << 20
 """Elements handled at a time: a block stays in the cache between the passes over it."""
-
-SLOTS = 3
-GENERATION, PENDING, PENDING_GENERATION = range(3)
-
-
-@dataclass(frozen=True)
-class Buffers:
-    """The memory of L learners with N parameters each; where it lies is the transport's business.
-
-    ``clock_L3`` holds for each learner the generation of w, whether D holds anything, and the generation of D.
-    """
-
-    weights_LN: Tensor
-    pending_LN: Tensor
-    slots_LSN: Tensor
-    versions_LS: NDArray[np.int64]
-    clock_L3: NDArray[np.int64]
-
-    @classmethod
-    def in_process(cls, learners: int, parameters: int) -> Buffers:
-        """Allocate ordinary memory: for one process and for tests."""
-        return cls(
-            torch.zeros(learners, parameters),
-            torch.zeros(learners, parameters),
-            torch.zeros(learners, SLOTS, parameters),
-            np.zeros((learners, SLOTS), np.int64),
-            np.zeros((learners, 3), np.int64),
-        )
-
-    def read(self, learner: int, out_N: Tensor, tries: int = 50) -> bool:
-        """Copy a learner's weights w + D into ``out_N`` from any process; say whether the copy is of one moment."""
-        clock_3 = self.clock_L3[learner]
-        for _ in range(tries):
-            before = clock_3.copy()
-            out_N.copy_(self.weights_LN[learner])
-            if before[PENDING]:
-                out_N.add_(self.pending_LN[learner])
-            if not before[GENERATION] % 2 and not before[PENDING_GENERATION] % 2 and (before == clock_3).all():
-                return True
-            time.sleep(0.001)
-        return False
-
-    def consensus(self, present: list[int]) -> tuple[Tensor, float]:
-        """Return the mean of the weights of those present [N], and their RMS distance from it over all parameters."""
-        rows_LN = torch.empty(len(present), self.weights_LN.shape[1])
-        for row_N, learner in zip(rows_LN, present, strict=True):
-            self.read(learner, row_N)
-        mean_N = rows_LN.mean(0)
-        return mean_N, math.sqrt(float((rows_LN - mean_N).double().square().mean()))
 
 
 class Weights:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from antiphon.learner.weights import Buffers, Weights
+from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import Action, AverageGradients, Exchange, FinishMix, StartMix
+from antiphon.transport.buffers import Buffers
 from antiphon.transport.memory import Latency, MemoryTransport, VirtualClock, connect
 
 Gradient = Callable[[int, int, Tensor], Tensor]

@@ -1,0 +1,41 @@
+"""`antiphon launch`: starts a script of the user's once for each learner."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from antiphon.errors import ArgumentError
+from antiphon.records import Json, record
+
+HELP = "Start a Python script of yours once for each learner, on this machine."
+EXAMPLE = "antiphon launch --learners 4 examples/spirals.py"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--learners", type=int, default=4, metavar="L", help="processes to start (default 4)")
+    parser.add_argument("--threads", type=int, default=1, help="computing threads of each learner (default 1)")
+    parser.add_argument("script", type=Path, help="the script: it makes an antiphon.Learner")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+
+
+def run(args: argparse.Namespace) -> Json:
+    """Run the script with all learners, and wait for them."""
+    from antiphon.training.launch import Launch
+
+    if not args.script.is_file():
+        raise ArgumentError(f"{args.script}: no such script")
+    threads = str(args.threads)
+    command = [sys.executable, str(args.script), *args.arguments]
+    with Launch(command, args.learners, environment={"OMP_NUM_THREADS": threads}) as launch:
+        try:
+            watched = launch.watch(lambda seen: None)
+        except KeyboardInterrupt:
+            launch.stop()
+            launch.wait(launch.grace_s)
+            raise
+    for fault in watched.faults:
+        print(f"antiphon: learner {fault.learner} {fault.text}; the others went on", file=sys.stderr)
+    return record("launch", threads_per_learner=args.threads, learners=args.learners, faults=len(watched.faults))

@@ -1,0 +1,389 @@
+"""One learner: a model and its optimizer, bound to a strategy, its peers and its share of the work."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from antiphon.errors import ArgumentError, DeadlineError
+from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
+from antiphon.learner.weights import Weights
+from antiphon.strategies import strategy_class
+from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
+from antiphon.transport.block import Col, Gauge, Head, Status, wait_for
+from antiphon.transport.place import Place
+from antiphon.transport.shared import SharedTransport
+
+SWITCH_S = 5e-4
+
+
+class Learner:
+    """Trains ``model`` with the other learners of the run: each is a process that runs the same script.
+
+    Started by ``antiphon launch --learners L script.py`` or by torchrun; alone, it is an ordinary loop. All learners
+    begin with the weights of learner 0. One step is w += optimizer(snapshot) - snapshot, an exchange
+    w += c (s_other - s_own); the sum of all learners' weights is moved by steps alone.
+
+    Args:
+        model: its floating-point parameters that require a gradient take part; float32, on the CPU.
+        optimizer: any of torch.optim over these parameters; its state stays with the learner.
+        strategy: a name, such as ``"random-ring"``.
+        seed: of the strategy's draws and of the order of the samples; the same for all learners.
+        slow: each step takes this many times as long (to see what a straggler does).
+        timeout_s: how long a synchronous round may take.
+
+    Raises:
+        ArgumentError: an unknown strategy, a parameter that cannot take part, a number outside its bounds.
+        DeadlineError: the other learners did not come.
+
+    >>> model = nn.Linear(3, 1)
+    >>> learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> data = torch.utils.data.TensorDataset(torch.randn(32, 3), torch.randn(32, 1))
+    >>> loader = torch.utils.data.DataLoader(data, batch_sampler=learner.batch_sampler(data, batch=8))
+    >>> for inputs, targets in loader:
+    ...     with learner.step():
+    ...         learner.optimizer.zero_grad()
+    ...         (model(inputs) - targets).square().mean().backward()
+    ...         _ = learner.optimizer.step()
+    >>> sorted(learner.consensus()), learner.metrics["steps"]
+    (['bias', 'weight'], 4)
+    >>> learner.close()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: str = "random-ring",
+        *,
+        seed: int = 0,
+        slow: float = 1.0,
+        timeout_s: float = 300.0,
+        first_ticket: int = 0,
+    ) -> None:
+        kind = strategy_class(strategy)
+        if slow < 1.0:
+            raise ArgumentError(f"slow must be at least 1 (that many times as long), not {slow}")
+        self.model, self.optimizer, self.seed, self.slow, self.timeout_s = model, optimizer, seed, slow, timeout_s
+        self._parameters = _trainable(model)
+        place = Place.find()
+        self.number, self.learners = place.learner, place.learners
+        self.strategy = kind(self.number, self.learners, seed)
+        self.round = 0
+        self.block = place.open()
+        self._owns_block = place.creates
+        self.weights = self._join(kind.waits)
+        self.transport = SharedTransport(self.block, self.number, self.weights, timeout_s=timeout_s)
+        self._wait_for_all("be ready")
+        if self.learners > 1:
+            # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+        self.transport.start()
+        work = Rounds if kind.waits else Tickets
+        self.work: Work = work(self.block, self.number, first_ticket)
+        self.order: EpochOrder | None = None
+        self.epoch = 0.0
+        """Global progress: epochs of the batch in hand, counted over all learners' work."""
+        self.staleness: Counter[int] = Counter()
+        self.compute_s = self.wait_s = 0.0
+        self._queue: deque[int] = deque()
+        self._gradient_N = torch.empty(0)
+        self._stepped = self._closed = self._finished = False
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+        ]
+        atexit.register(self.close)
+
+    # --- joining
+
+    def _join(self, waits: bool) -> Weights:
+        """Lay the parameters into the shared memory; all begin with the weights of learner 0."""
+        block, row_C = self.block, self.block.board_LC[self.number]
+        count = sum(parameter.numel() for parameter in self._parameters)
+        row_C[Col.PID], row_C[Col.WAITS] = os.getpid(), waits
+        if self.number == 0:
+            block.head[Head.PARAMETERS] = count
+        else:
+            wait_for(lambda: bool(block.head[Head.READY]), self.timeout_s, "learner 0's weights", self._missing_peer)
+            if block.head[Head.PARAMETERS] != count:
+                raise ArgumentError(
+                    f"learner {self.number} has {count} parameters, learner 0 has {block.head[Head.PARAMETERS]}:"
+                    " all must build the same model"
+                )
+        buffers = block.allocate(count)
+        weights = Weights(buffers, self.number)
+        first_N = buffers.weights_LN[0]
+        if self.number == 0:
+            torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters], out=first_N)
+            block.head[Head.READY] = 1
+        else:
+            weights.w_N.copy_(first_N)
+        offset = 0
+        for parameter in self._parameters:
+            end = offset + parameter.numel()
+            parameter.data = weights.w_N[offset:end].view(parameter.shape)
+            offset = end
+        return weights
+
+    def _wait_for_all(self, purpose: str) -> None:
+        states_L = self.block.board_LC[:, Col.STATE]
+        states_L[self.number] = Status.JOINED
+        wait_for(
+            lambda: bool((states_L >= Status.JOINED).all()),
+            self.timeout_s,
+            f"all {self.learners} learners to {purpose}",
+            self._missing_peer,
+        )
+
+    def _missing_peer(self) -> str | None:
+        dead = [learner for learner in range(self.learners) if self.block.dead(learner)]
+        return f"learners {dead} ended before the run began" if dead else None
+
+    # --- the work
+
+    def batch_sampler(self, dataset: Sized, batch: int, epochs: int | None = None) -> BatchSampler:
+        """Return a batch sampler for a DataLoader over ``dataset``: this learner's share of each epoch.
+
+        Args:
+            dataset: anything with a length; its order is shuffled anew each epoch, the same for all learners.
+            batch: samples over all learners in one step of each; a learner takes batch / learners of them.
+            epochs: how many there will be, where known: at the end of the last, what a dead learner left is done too.
+
+        Raises:
+            ArgumentError: the batch is smaller than the number of learners, or the data set is.
+        """
+        if batch < self.learners:
+            raise ArgumentError(f"batch must be at least the number of learners ({self.learners}), not {batch}")
+        self.order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
+        return BatchSampler(self, self.order, epochs)
+
+    def stopping(self) -> bool:
+        """Say whether the run is to stop before its end (Ctrl-C): all learners stop after the same round."""
+        stop = int(self.block.head[Head.STOP])
+        return stop > 0 and (not self.strategy.waits or self.round >= stop - 1)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Wrap the forward and backward pass and the optimizer's step of one batch."""
+        self._begin_step()
+        yield
+        self._end_step()
+
+    def _begin_step(self) -> None:
+        if self._closed or self._finished:
+            raise ArgumentError("this learner has finished: consensus() and close() end its part in the run")
+        self._stepped = False
+        self._additions = self.weights.additions
+        for action in self.strategy.computing(self.round, self.transport.present()):
+            match action:
+                case StartMix(coefficients):
+                    self.transport.start_mix(self.round, coefficients)
+                case _:
+                    raise AssertionError(f"{action} cannot be done before the gradient")
+        self._began_s = time.perf_counter()
+        self._waited_s = 0.0
+
+    def _before_step(self) -> None:
+        """The gradient is known: do what comes before it is applied."""
+        self._slow_down()
+        self.compute_s += time.perf_counter() - self._began_s
+        for action in self.strategy.gradient(self.round, self.transport.present()):
+            began = time.perf_counter()
+            match action:
+                case FinishMix():
+                    self.transport.finish_mix(self.round)
+                case AverageGradients():
+                    self._average_gradients()
+                case _:
+                    raise AssertionError(f"{action} cannot be done before the step")
+            self._waited_s += time.perf_counter() - began
+        self.wait_s += self._waited_s
+        self.staleness[self.weights.additions - self._additions] += 1
+        self._resumed_s = time.perf_counter()
+        self.weights.begin_step()
+
+    def _after_step(self) -> None:
+        """The optimizer has moved w: fold what exchanges have added."""
+        self.weights.end_step()
+        self.compute_s += time.perf_counter() - self._resumed_s
+        self._stepped = True
+
+    def _end_step(self) -> None:
+        if not self._stepped:
+            raise ArgumentError("step() ended without a call of the optimizer's step()")
+        row_C = self.block.board_LC[self.number]
+        if self.weights.additions != self._additions:
+            row_C[Col.MIXED] = self.round
+        self.block.gauges_LC[self.number, Gauge.STEP_S] = time.perf_counter() - self._began_s
+        for action in self.strategy.stepped(self.round, self.transport.present()):
+            match action:
+                case Exchange(peer, coefficient):
+                    self.transport.propose(peer, coefficient)
+                case _:
+                    raise AssertionError(f"{action} cannot be done after the step")
+        self.round += 1
+        row_C[Col.STEPS] = self.round
+        if self._queue:
+            ticket = self._queue.popleft()
+            samples = len(self.order.batch(ticket)) if self.order else 0
+            row_C[Col.SAMPLES] += samples
+            row_C[Col.REPEATED] += samples if ticket in self.work.again else 0
+            self.work.end_oldest()
+
+    def _slow_down(self) -> None:
+        if self.slow > 1.0:
+            time.sleep((self.slow - 1.0) * (time.perf_counter() - self._began_s))
+
+    def _average_gradients(self) -> None:
+        """Replace every gradient by the mean over the learners; a missing one counts as zero."""
+        if self._gradient_N.numel() == 0:
+            self._gradient_N = torch.empty_like(self.weights.w_N)
+        parts = [
+            torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+            for parameter in self._parameters
+        ]
+        torch.cat(parts, out=self._gradient_N)
+        self.transport.start_average(self.round, self._gradient_N)
+        self.transport.finish_average(self.round, self._gradient_N)
+        offset = 0
+        for parameter in self._parameters:
+            mean = self._gradient_N[offset : offset + parameter.numel()].view(parameter.shape)
+            if parameter.grad is None:
+                parameter.grad = mean.clone()
+            else:
+                parameter.grad.copy_(mean)
+            offset += parameter.numel()
+
+    # --- the end
+
+    def finish(self) -> None:
+        """End this learner's part: let exchanges in flight end, and wait for the others to end theirs."""
+        if self._finished or self._closed:
+            return
+        self._finished = True
+        states_L = self.block.board_LC[:, Col.STATE]
+        self.transport.drain(deadline_s=10.0)
+        states_L[self.number] = Status.DRAINED
+        patience = Patience(self.block)
+        with contextlib.suppress(DeadlineError):
+            wait_for(lambda: not waiting_for(self.block, self.number, patience), 24 * 3600.0, "the other learners")
+        self.transport.drain(deadline_s=2.0)
+        self.weights.settle()
+        states_L[self.number] = Status.DONE
+
+    def consensus(self) -> dict[str, Tensor]:
+        """Return a plain state_dict: the mean of all present learners' weights, with this learner's own buffers.
+
+        Called after the last epoch of a sampler with ``epochs``, it first lets all learners come to their end.
+        """
+        assert self.block.buffers is not None
+        if self.order is not None and self._ended:
+            self.finish()
+        present = [learner for learner in range(self.learners) if not self.block.dead(learner)]
+        mean_N, _ = self.block.buffers.consensus(present)
+        return state_dict_of(self.model, mean_N)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What this learner has done so far; fields of the ``learner`` event in docs/formats.md."""
+        return {
+            "learner": self.number,
+            "steps": self.round,
+            "samples": int(self.block.board_LC[self.number, Col.SAMPLES]),
+            "compute_s": self.compute_s,
+            "wait_s": self.wait_s,
+            "exchange_s": self.transport.exchange_s,
+            "staleness": [self.staleness[k] for k in range(max(self.staleness, default=-1) + 1)],
+            "exchanges": dict(vars(self.transport.counts)),
+            "bytes": self.transport.bytes_read,
+        }
+
+    def close(self) -> None:
+        """Leave the run; closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for hook in self._hooks:
+            hook.remove()
+        self.transport.close()
+        # The parameters go on living in memory of their own.
+        for parameter in self._parameters:
+            parameter.data = parameter.data.clone()
+        if self._owns_block:
+            self.block.remove()
+
+    _ended = False
+
+
+class BatchSampler:
+    """Yields this learner's batches of one epoch each time it is iterated; made by `Learner.batch_sampler`."""
+
+    def __init__(self, learner: Learner, order: EpochOrder, epochs: int | None) -> None:
+        self.learner, self.order, self.epochs, self.epoch = learner, order, epochs, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of sample numbers until the epoch's tickets are gone."""
+        learner, work = self.learner, self.learner.work
+        self.epoch += 1
+        last = self.epochs is not None and self.epoch >= self.epochs
+        while not learner.stopping():
+            ticket = work.take(self.epoch * self.order.batches)
+            if ticket is None and last:
+                ticket = work.rest()
+            if ticket is None:
+                break
+            learner.epoch = ticket / self.order.batches
+            learner._queue.append(ticket)
+            yield self.order.batch(ticket)
+        learner._ended = last or learner.stopping()
+
+    def __len__(self) -> int:
+        """Return the batches of one epoch that fall to this learner when all are equally fast."""
+        return self.order.batches // self.order.learners
+
+
+def state_dict_of(model: nn.Module, weights_N: Tensor) -> dict[str, Tensor]:
+    """Return the model's state_dict with its trainable parameters taken from a flat vector [N]."""
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    offset, places = 0, {}
+    for parameter in _trainable(model):
+        places[id(parameter)] = offset
+        offset += parameter.numel()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in places:
+            begin = places[id(parameter)]
+            state[name] = weights_N[begin : begin + parameter.numel()].view(parameter.shape).clone()
+    return state
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that take part, tied ones once."""
+    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not chosen:
+        raise ArgumentError("the model has no parameter that requires a gradient")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (parameter.dtype != torch.float32 or parameter.device.type != "cpu"):
+            raise ArgumentError(
+                f"parameter {name} is {parameter.dtype} on {parameter.device}: this version exchanges float32"
+                " parameters on the CPU; call model.float().cpu() first"
+            )
+    if any(buffer.is_floating_point() for buffer in model.buffers()):
+        warnings.warn(
+            "the model's floating-point buffers (BatchNorm statistics, say) stay with each learner: recompute them on"
+            " the consensus model before evaluating it (torch.optim.swa_utils.update_bn)",
+            stacklevel=3,
+        )
+    return chosen

@@ -1,0 +1,216 @@
+"""Starts the learners of a run on this host, watches over them, and sees to it that none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from antiphon.errors import LearnerError
+from antiphon.transport.block import OUTSTANDING, Block, Col, Head, Status
+from antiphon.transport.place import Place
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class Fault:
+    """A learner that ended before its time."""
+
+    learner: int
+    kind: str
+    """``died`` (killed by a signal) or ``failed`` (ended with an error)."""
+    text: str
+    tickets_returned: int
+
+
+@dataclass
+class Watched:
+    """What the watch sees when it looks."""
+
+    block: Block
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def present(self) -> list[int]:
+        """Learners that have joined and not died."""
+        states_L = self.block.board_LC[:, Col.STATE]
+        gone = {fault.learner for fault in self.faults}
+        return [number for number in range(self.block.learners) if states_L[number] and number not in gone]
+
+    @property
+    def begun(self) -> bool:
+        """Whether all learners have joined."""
+        return bool((self.block.board_LC[:, Col.STATE] >= Status.JOINED).all())
+
+
+class Launch:
+    """Runs ``command`` once for each learner; use as a context manager, which ends whatever still runs.
+
+    Args:
+        command: what each learner runs; it finds its place in its environment.
+        learners: how many, L.
+        environment: variables added to this process's own.
+        logs: a folder for one ``learner-N.log`` each, or None to let them write to this terminal.
+        numbers: which of the learners to start here; all by default.
+        place: where a torchrun job meets; a private folder by default.
+        grace_s: how long learners get to end by themselves before they are killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        learners: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        logs: Path | None = None,
+        numbers: Sequence[int] | None = None,
+        place: Place | None = None,
+        grace_s: float = 20.0,
+    ) -> None:
+        self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
+        self.block = (place or Place(0, learners)).open()
+        self.watched = Watched(self.block)
+        self._environment = {**os.environ, **(environment or {})}
+        self._numbers = range(learners) if numbers is None else numbers
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._files: list[IO[bytes]] = []
+
+    def __enter__(self) -> Launch:
+        """Start the learners."""
+        try:
+            for number in self._numbers:
+                self._processes[number] = self._start(number)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what still runs, and remove what the run leaves in the system."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.terminate()
+        end = time.monotonic() + self.grace_s / 4
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.05, end - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for file in self._files:
+            file.close()
+        self.block.remove()
+
+    def watch(self, look: Callable[[Watched], None], every_s: float = 0.1) -> Watched:
+        """Call ``look`` again and again until all learners have ended.
+
+        An asynchronous run goes on without a learner that died; a strategy whose rounds need everybody ends with it.
+
+        Raises:
+            LearnerError: all learners failed, or one without which the strategy cannot go on.
+        """
+        while running := [number for number in range(self.learners) if self._runs(number)]:
+            for number in range(self.learners):
+                if number not in running:
+                    self._ended(number)
+            look(self.watched)
+            time.sleep(every_s)
+        for number in range(self.learners):
+            self._ended(number)
+        look(self.watched)
+        if len(self.watched.faults) == self.learners:
+            first = self.watched.faults[0]
+            raise LearnerError(f"all learners ended before their time; learner {first.learner} {first.text}")
+        return self.watched
+
+    def stop(self) -> None:
+        """Ask the learners to stop after the round in hand; those that wait for each other after the same one."""
+        rounds = int(self.block.board_LC[:, Col.STEPS].max())
+        self.block.head[Head.STOP] = rounds + 3
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all have ended; say whether they did."""
+        end = time.monotonic() + timeout_s
+        while any(self._runs(number) for number in range(self.learners)):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    @property
+    def pids(self) -> list[int]:
+        """The learners' process numbers, those started here."""
+        return [process.pid for process in self._processes.values()]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        place = Place(number, self.learners, self.block.folder, creates=False)
+        output: IO[bytes] | None = None
+        if self.logs is not None:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            output = self._log(number).open("wb")
+            self._files.append(output)
+        parent = os.getpid()
+        return subprocess.Popen(
+            self.command,
+            env={**self._environment, **place.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C reaches the launcher alone, which lets the learners end; should it be killed, they go with it.
+            start_new_session=True,
+            preexec_fn=lambda: _die_with(parent),
+        )
+
+    def _log(self, number: int) -> Path:
+        assert self.logs is not None
+        return self.logs / f"learner-{number}.log"
+
+    def _runs(self, number: int) -> bool:
+        if number in self._processes:
+            return self._processes[number].poll() is None
+        # Another process of a torchrun job: it is known once it has joined.
+        state = self.block.board_LC[number, Col.STATE]
+        return state not in (Status.DONE, Status.FAILED) and not self.block.dead(number)
+
+    def _ended(self, number: int) -> None:
+        """Take note of how a learner ended; raise where the run cannot go on without it."""
+        block, state = self.block, int(self.block.board_LC[number, Col.STATE])
+        if state == Status.DONE or any(fault.learner == number for fault in self.watched.faults):
+            return
+        process = self._processes.get(number)
+        code = process.poll() if process else None
+        if code == 0 and state in (Status.ABSENT, Status.JOINED, Status.DRAINED):
+            # A script may end without telling; its weights stay as they were.
+            block.board_LC[number, Col.STATE] = Status.DONE
+            block.outstanding_LK[number] = 0
+            return
+        kind, text = "failed", f"ended with status {code}"
+        if code is None:
+            kind, text = "died", "vanished"
+        elif code < 0:
+            kind, text = "died", f"was killed by {signal.Signals(-code).name}"
+        if self.logs is not None and self._log(number).exists():
+            lines = self._log(number).read_text(errors="replace").strip().splitlines()
+            if kind == "failed" and lines:
+                text += f": {lines[-1]} (all of it in {self._log(number)})"
+        block.board_LC[number, Col.STATE] = Status.FAILED
+        held = min(int((block.outstanding_LK[number] > 0).sum()), OUTSTANDING)
+        fault = Fault(number, kind, text, held)
+        self.watched.faults.append(fault)
+        if block.board_LC[number, Col.WAITS] or state == Status.ABSENT:
+            raise LearnerError(f"learner {number} {text}")
+
+
+def _die_with(parent: int) -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,216 @@
+"""One block of shared memory a run, on one host: what learners show each other and whoever watches them.
+
+The block is an unnamed file (memfd): nothing of it outlives its processes. A private folder holds the links by which
+learners find it and each other's sockets. Each row of the board is written by its own learner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import mmap
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon.errors import ArgumentError, DeadlineError, LearnerError
+from antiphon.transport.buffers import SLOTS, Buffers
+
+MAGIC = 0x416E7469
+OUTSTANDING = 64
+"""Tickets that one learner may have taken and not yet ended."""
+
+
+class Head(enum.IntEnum):
+    """Words that belong to the run as a whole."""
+
+    MAGIC = 0
+    LEARNERS = 1
+    PARAMETERS = 2
+    READY = 3
+    STOP = 4
+    """0, or one more than the round at which learners are to stop."""
+
+
+class Col(enum.IntEnum):
+    """Words of a learner's row of the board."""
+
+    PID = 0
+    STATE = 1
+    STEPS = 2
+    SAMPLES = 3
+    PUBLISHED = 4
+    """One more than the last round published."""
+    WAITS = 5
+    """1 where its strategy cannot do without the others."""
+    MIXED = 6
+    """Its steps at its last exchange."""
+    REPEATED = 7
+    """Samples taken again from a learner that died."""
+
+
+class Gauge(enum.IntEnum):
+    """Numbers of a learner's row that are not whole."""
+
+    LOSS = 0
+    WEIGHT = 1
+    EPOCH = 2
+    STEP_S = 3
+    """Seconds of the last step."""
+
+
+class Status(enum.IntEnum):
+    """Where a learner stands."""
+
+    ABSENT = 0
+    JOINED = 1
+    DRAINED = 2
+    """Starts nothing any more, and has nothing of its own in flight."""
+    DONE = 3
+    FAILED = 4
+
+
+class Block:
+    """The mapped block: `create` makes it, `attach` finds it, `allocate` adds room for the weights.
+
+    Args:
+        folder: the private folder of the run.
+        fd: the open block.
+    """
+
+    def __init__(self, folder: Path, fd: int, learners: int) -> None:
+        self.folder, self.learners, self._fd = folder, learners, fd
+        words = len(Head) + learners * (len(Col) + len(Gauge) + OUTSTANDING + 3 + SLOTS)
+        self._control_bytes = -(-words * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+        if os.fstat(fd).st_size < self._control_bytes:
+            os.ftruncate(fd, self._control_bytes)
+        self._map = mmap.mmap(fd, self._control_bytes)
+        self._taken = 0
+        self.head = self._words(len(Head))
+        self.board_LC = self._words(learners, len(Col))
+        self.gauges_LC = self._words(learners, len(Gauge)).view(np.float64)
+        self.outstanding_LK = self._words(learners, OUTSTANDING)
+        """Tickets taken and not yet ended, plus one; 0 where none."""
+        self._clock_L3 = self._words(learners, 3)
+        self._versions_LS = self._words(learners, SLOTS)
+        self.buffers: Buffers | None = None
+
+    @classmethod
+    def create(cls, learners: int, folder: Path | None = None) -> Block:
+        """Make the block of a new run, and its folder where none is given."""
+        if learners < 1:
+            raise ArgumentError(f"learners must be at least 1, not {learners}")
+        folder = folder or Path(tempfile.mkdtemp(prefix="antiphon-"))
+        fd = os.memfd_create("antiphon-block")
+        block = cls(folder, fd, learners)
+        block.head[Head.LEARNERS], block.head[Head.MAGIC] = learners, MAGIC
+        # The counter's file stays open as long as this process: learners reach it through this descriptor.
+        tickets = os.memfd_create("antiphon-tickets")
+        (folder / "tickets").symlink_to(f"/proc/{os.getpid()}/fd/{tickets}")
+        (folder / "block").symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+        return block
+
+    @classmethod
+    def attach(cls, folder: Path, learners: int, deadline_s: float = 60.0) -> Block:
+        """Open the block of a run that another process made, waiting for it if need be.
+
+        Raises:
+            DeadlineError: it does not appear in time.
+            ArgumentError: the folder belongs to another user, or the run has another number of learners.
+        """
+        wait_for((folder / "block").exists, deadline_s, f"the run's shared memory in {folder}")
+        if (owner := folder.stat()).st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o077:
+            raise ArgumentError(f"{folder} is open to other users: a run's folder must be one's own, mode 0700")
+        block = cls(folder, os.open(folder / "block", os.O_RDWR), learners)
+        if block.head[Head.MAGIC] != MAGIC or block.head[Head.LEARNERS] != learners:
+            raise ArgumentError(
+                f"the run in {folder} has {block.head[Head.LEARNERS]} learners, this process was told {learners}"
+            )
+        return block
+
+    def allocate(self, parameters: int) -> Buffers:
+        """Map room for N parameters a learner: the weights, what is pending, and the slots."""
+        rows = self.learners * (2 + SLOTS)
+        size = self._control_bytes + rows * parameters * 4
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
+        whole = mmap.mmap(self._fd, size)
+        data = torch.frombuffer(whole, dtype=torch.float32, offset=self._control_bytes, count=rows * parameters)
+        one = self.learners * parameters
+        self.buffers = Buffers(
+            data[:one].view(self.learners, parameters),
+            data[one : 2 * one].view(self.learners, parameters),
+            data[2 * one :].view(self.learners, SLOTS, parameters),
+            self._versions_LS,
+            self._clock_L3,
+        )
+        return self.buffers
+
+    def ticket_counter(self) -> Callable[[], int]:
+        """Return a function that gives the numbers 0, 1, 2, ... over all processes, each once, without a lock.
+
+        Each call appends one byte to a file; its offset is the number. No process, frozen or dead, can block it.
+        """
+        fd = os.open(self.folder / "tickets", os.O_WRONLY | os.O_APPEND)
+
+        def next_number() -> int:
+            os.write(fd, b".")
+            return os.lseek(fd, 0, os.SEEK_CUR) - 1
+
+        return next_number
+
+    def dead(self, learner: int) -> bool:
+        """Say whether a learner that had joined has ended without being done."""
+        pid, state = int(self.board_LC[learner, Col.PID]), int(self.board_LC[learner, Col.STATE])
+        return state == Status.FAILED or (state in (Status.JOINED, Status.DRAINED) and not process_runs(pid))
+
+    def claim_again(self, ticket: int, dead: int) -> bool:
+        """Claim a ticket that a dead learner left: true for one caller only."""
+        try:
+            os.close(os.open(self.folder / f"again-{ticket}-{dead}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+    def remove(self) -> None:
+        """Remove the folder; processes that have the block mapped keep it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _words(self, *shape: int) -> NDArray[np.int64]:
+        count = int(np.prod(shape))
+        words = np.frombuffer(self._map, np.int64, count, self._taken * 8).reshape(shape)
+        self._taken += count
+        return words
+
+
+def process_runs(pid: int) -> bool:
+    """Say whether a process is there and not a zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+def wait_for(
+    ready: Callable[[], bool], deadline_s: float, what: str, alive: Callable[[], str | None] = lambda: None
+) -> None:
+    """Wait until ``ready()``; ``alive()`` returns why waiting has become vain, or None.
+
+    Raises:
+        DeadlineError: it took longer than ``deadline_s``.
+        LearnerError: waiting is vain.
+    """
+    end = time.monotonic() + deadline_s
+    while not ready():
+        if (reason := alive()) is not None:
+            raise LearnerError(reason)
+        if time.monotonic() > end:
+            raise DeadlineError(f"waited {deadline_s:g} s for {what}")
+        time.sleep(0.002)
