@@ -1,0 +1,96 @@
+"""One learner of an acoustic model: the process that `antiphon train` starts L times."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from antiphon.errors import LearnerError
+from antiphon.learner.learner import Learner
+from antiphon.recipes.acoustics import Acoustics
+from antiphon.transport.block import Block, Gauge
+from antiphon.transport.place import Place
+
+RESUME_NAME = "resume.pt"
+
+
+def learn(run: Path) -> None:
+    """Take this process's share of a run's work, from the start or from where an earlier session stopped."""
+    place = Place.find()
+    if not place.creates and place.folder is not None:
+        # Under torchrun the run's folder is written by another process: its shared memory says that it is there.
+        Block.attach(place.folder, place.learners)
+    acoustics = Acoustics.of_run(run)
+    config = acoustics.config
+    torch.set_num_threads(config.threads_per_learner)
+    model = acoustics.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.schedule.at(0.0), momentum=config.momentum)
+    first_ticket = 0
+    if (run / RESUME_NAME).exists():
+        checkpoint = torch.load(run / RESUME_NAME, weights_only=True)
+        model.load_state_dict(checkpoint["model"])
+        first_ticket = checkpoint["tickets"]
+        if place.learner < len(checkpoint["optimizers"]):
+            optimizer.load_state_dict(checkpoint["optimizers"][place.learner])
+    learner = Learner(
+        model,
+        optimizer,
+        config.strategy,
+        seed=config.seed,
+        slow=config.slow.get(place.learner, 1.0),
+        timeout_s=config.timeout_s,
+        first_ticket=first_ticket,
+    )
+    # Dropout must differ between learners, and between a run and its resumption.
+    torch.manual_seed(hash((config.seed, learner.number, first_ticket)))
+    try:
+        _work(learner, acoustics)
+        learner.finish()
+        folder = learner.block.folder
+        (folder / f"learner-{learner.number}.json").write_text(json.dumps(learner.metrics))
+        torch.save(optimizer.state_dict(), folder / f"optimizer-{learner.number}.pt")
+    finally:
+        learner.close()
+
+
+def _work(learner: Learner, acoustics: Acoustics) -> None:
+    config, samples = acoustics.config, acoustics.samples("train")
+    model, optimizer = learner.model, learner.optimizer
+    gauges = learner.block.gauges_LC[learner.number]
+    sampler = learner.batch_sampler(samples, config.batch, config.epochs)
+    model.train()
+    while sampler.epoch < config.epochs and not learner.stopping():
+        for indices in sampler:
+            for group in optimizer.param_groups:
+                group["lr"] = config.schedule.at(learner.epoch)
+            with learner.step():
+                features_BTF, targets_BT = samples.batch(indices, epoch=int(learner.epoch))
+                optimizer.zero_grad()
+                logits_NS, targets_N = model(features_BTF).flatten(0, 1), targets_BT.flatten()
+                frames = int((targets_N >= 0).sum())
+                # A batch may be all padding: its loss is then zero, not zero over zero.
+                loss = nn.functional.cross_entropy(logits_NS, targets_N, reduction="sum") / max(frames, 1)
+                loss.backward()  # type: ignore[no-untyped-call]
+                if config.clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+                value = loss.item()
+                if value != value:
+                    raise LearnerError(
+                        f"the loss is not a number in step {learner.round} at learning rate"
+                        f" {config.schedule.at(learner.epoch):g}: lower --lr, or clip more with --clip"
+                    )
+                optimizer.step()
+            gauges[Gauge.LOSS] += value * frames
+            gauges[Gauge.WEIGHT] += frames
+            gauges[Gauge.EPOCH] = learner.epoch
+
+
+if __name__ == "__main__":
+    try:
+        learn(Path(sys.argv[1]))
+    except LearnerError as error:
+        sys.exit(f"antiphon: {error}")

@@ -1,0 +1,318 @@
+"""`antiphon train`: starts the learners of an acoustic model, watches them, evaluates the consensus model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.config import TrainConfig
+from antiphon.errors import ArgumentError, LearnerError
+from antiphon.learner.learner import state_dict_of
+from antiphon.learner.progress import EpochOrder
+from antiphon.recipes.acoustics import MODEL_NAME, Acoustics, heldout
+from antiphon.recipes.curves import Curves
+from antiphon.recipes.example import write_example
+from antiphon.recipes.learner import RESUME_NAME, learn
+from antiphon.records import (
+    CONFIG_NAME,
+    SUMMARY_NAME,
+    EventWriter,
+    FolderLock,
+    Json,
+    output_folder,
+    record,
+    write_json,
+)
+from antiphon.strategies import strategy_class
+from antiphon.training import checkpoint
+from antiphon.training.launch import Launch, Watched
+from antiphon.transport.block import Col, Gauge, Head
+from antiphon.transport.place import Place
+
+PROGRESS_S = 1.0
+STOP_GRACE_S = 60.0
+
+
+def train(
+    data: Path,
+    out: Path,
+    config: TrainConfig,
+    *,
+    align: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Json:
+    """Train an acoustic model on prepared and aligned data with L learner processes.
+
+    Args:
+        data: what `antiphon prepare` wrote, aligned by `antiphon align`.
+        out: the run's folder.
+        config: every setting.
+        align: the alignment's folder; ``data/align`` by default.
+        resume: go on with the run in ``out`` from its newest checkpoint; its own settings hold.
+        overwrite: replace what ``out`` holds.
+
+    Returns:
+        The run's ``summary.json``.
+
+    Raises:
+        ArgumentError: an unknown strategy, or a number outside its bounds.
+        FolderError: a folder that cannot serve.
+        LearnerError: learners failed.
+    """
+    strategy_class(config.strategy)
+    place = Place.find()
+    if place.folder is not None:
+        if config.learners != place.learners:
+            raise ArgumentError(f"torchrun started {place.learners} processes: pass --learners {place.learners}")
+        if not place.creates:
+            learn(out)
+            return {"schema": 1, "command": "train", "learner": place.learner, "out": str(out)}
+    acoustics = Acoustics.of_run(out) if resume else Acoustics.of_data(config, data, align)
+    # Found out before the first process starts: too few samples, a split without utterances.
+    EpochOrder(len(acoustics.samples("train")), acoustics.config.local_batch, acoustics.config.learners)
+    acoustics.samples("dev")
+    output_folder(out, resume=resume, overwrite=overwrite)
+    with FolderLock(out), EventWriter(out) as events:
+        run = _Run(acoustics, out, events, resume)
+        return run.go(place)
+
+
+class _Run:
+    """One session of a run, seen by the process that watches it."""
+
+    def __init__(self, acoustics: Acoustics, out: Path, events: EventWriter, resume: bool) -> None:
+        self.acoustics, self.config, self.out, self.events = acoustics, acoustics.config, out, events
+        self.first_ticket = 0
+        self.earlier: Json = {"steps": [0] * self.config.learners, "samples": 0, "wall_s": 0.0}
+        if resume:
+            state = checkpoint.load_latest(out)
+            self.first_ticket, self.earlier = state["tickets"], state["earlier"]
+            checkpoint.save(out / RESUME_NAME, state)
+        else:
+            write_json(out / CONFIG_NAME, {**record("train"), **acoustics.to_json()})
+        self.model = acoustics.model()
+        self.dev = acoustics.samples("dev")
+        self.train_samples = acoustics.samples("train")
+        self.order = EpochOrder(len(self.train_samples), self.config.local_batch, self.config.learners)
+        self.epoch = self.first_ticket / self.order.batches
+        self.evaluated = int(self.epoch)
+        self.began_s: float | None = None
+        self.wall_s = 0.0
+        self.last: Json = {}
+        self.heard = 0
+
+    def go(self, place: Place) -> Json:
+        """Start the learners, watch them to the end, write what came out."""
+        threads = str(self.config.threads_per_learner)
+        torch.set_num_threads(1)
+        launch = Launch(
+            [sys.executable, "-m", "antiphon.recipes.learner", str(self.out)],
+            self.config.learners,
+            environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            logs=self.out / "logs",
+            numbers=[0] if place.folder is not None else None,
+            place=place if place.folder is not None else None,
+        )
+        with Curves(self.config, self.out) as self.curves, launch:
+            self.events.write(
+                "run_started",
+                strategy=self.config.strategy,
+                learners=self.config.learners,
+                batch=self.config.batch,
+                epochs=self.config.epochs,
+                parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                pids=launch.pids,
+            )
+            with self._stop_on_interrupt(launch):
+                watched = launch.watch(self._look)
+            summary = self._finish(launch, watched)
+        (self.out / RESUME_NAME).unlink(missing_ok=True)
+        return summary
+
+    @contextlib.contextmanager
+    def _stop_on_interrupt(self, launch: Launch) -> Iterator[None]:
+        """On Ctrl-C let the learners end their step, and keep what they have as a checkpoint."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.events.write("run_stopped", reason="interrupted")
+            if launch.watched.begun:
+                launch.stop()
+                launch.wait(STOP_GRACE_S)
+                path = self._checkpoint(launch.watched, self._optimizers(launch))
+                print(f"antiphon: stopped at {path}: go on with --resume", file=sys.stderr)
+            raise
+        except LearnerError as error:
+            self.events.write("run_stopped", reason=str(error))
+            raise
+
+    # --- while it runs
+
+    def _look(self, watched: Watched) -> None:
+        if not watched.begun:
+            return
+        now = time.monotonic()
+        if self.began_s is None:
+            self.began_s = self.told_s = now
+            self.told_frames = 0.0
+        self.wall_s = now - self.began_s
+        for fault in watched.faults[self.heard :]:
+            self.events.write("fault", **vars(fault))
+            print(f"antiphon: learner {fault.learner} {fault.text}; the others go on", file=sys.stderr)
+        self.heard = len(watched.faults)
+        block = watched.block
+        self.epoch = (self.first_ticket + int(block.board_LC[:, Col.STEPS].sum())) / self.order.batches
+        if now - self.told_s >= PROGRESS_S:
+            self._tell(watched, now)
+        if int(self.epoch) > self.evaluated and self.epoch < self.config.epochs:
+            self.evaluated = int(self.epoch)
+            self._evaluate(watched, watched.present)
+            self._checkpoint(watched, [])
+
+    def _tell(self, watched: Watched, now: float) -> None:
+        board_LC, gauges_LC = watched.block.board_LC, watched.block.gauges_LC
+        loss, frames = float(gauges_LC[:, Gauge.LOSS].sum()), float(gauges_LC[:, Gauge.WEIGHT].sum())
+        told_loss = self.last.get("loss_sum", 0.0)
+        fresh = frames - self.told_frames
+        row = {
+            "epoch": self.epoch,
+            "loss": (loss - told_loss) / fresh if fresh else None,
+            "lr": self.config.schedule.at(self.epoch),
+            "frames_per_s": fresh / (now - self.told_s),
+            "steps_by_learner": board_LC[:, Col.STEPS].tolist(),
+            "samples_by_learner": board_LC[:, Col.SAMPLES].tolist(),
+        }
+        self.told_s, self.told_frames, self.last = now, frames, {"loss_sum": loss, "loss": row["loss"]}
+        self.events.write("progress", **row)
+        self.curves.progress(row)
+
+    def _evaluate(self, watched: Watched, present: list[int]) -> Json:
+        buffers = watched.block.buffers or watched.block.allocate(int(watched.block.head[Head.PARAMETERS]))
+        mean_N, distance = buffers.consensus(present)
+        self.model.load_state_dict(state_dict_of(self.model, mean_N))
+        loss, accuracy = heldout(self.model, self.dev)
+        row = {
+            "epoch": self.epoch,
+            "heldout_loss": loss,
+            "frame_accuracy": accuracy,
+            "consensus_distance": distance,
+            "lr": self.config.schedule.at(self.epoch),
+            "train_loss": self.last.get("loss"),
+        }
+        self.events.write("evaluation", **row)
+        self.curves.evaluation(row)
+        return row
+
+    def _checkpoint(self, watched: Watched, optimizers: list[Any]) -> Path:
+        """Write the consensus model as it is now, and what a resumed run needs to go on."""
+        block = watched.block
+        buffers = block.buffers or block.allocate(int(block.head[Head.PARAMETERS]))
+        mean_N, _ = buffers.consensus(watched.present)
+        steps = block.board_LC[:, Col.STEPS]
+        numbered = not strategy_class(self.config.strategy).waits
+        tickets = checkpoint.tickets_done(block, self.first_ticket, int(steps.sum()), numbered)
+        path = self.out / checkpoint.FOLDER / f"epoch-{int(tickets / self.order.batches):03d}.pt"
+        state = {
+            "model": state_dict_of(self.model, mean_N),
+            "tickets": tickets,
+            "epoch": tickets / self.order.batches,
+            "optimizers": optimizers,
+            "earlier": {
+                "steps": (np.array(self.earlier["steps"]) + steps).tolist(),
+                "samples": self.earlier["samples"] + int(block.board_LC[:, Col.SAMPLES].sum()),
+                "wall_s": self.earlier["wall_s"] + self.wall_s,
+            },
+        }
+        checkpoint.save(path, state)
+        checkpoint.prune(self.out)
+        self.events.write("checkpoint", epoch=state["epoch"], path=str(path.relative_to(self.out)))
+        return path
+
+    def _optimizers(self, launch: Launch) -> list[Any]:
+        paths = [launch.block.folder / f"optimizer-{number}.pt" for number in range(self.config.learners)]
+        return [torch.load(path, weights_only=True) for path in paths] if all(p.exists() for p in paths) else []
+
+    # --- at the end
+
+    def _finish(self, launch: Launch, watched: Watched) -> Json:
+        self.epoch = min(self.epoch, float(self.config.epochs))
+        self._tell(watched, time.monotonic())
+        present = watched.present
+        row = self._evaluate(watched, present)
+        self._checkpoint(watched, self._optimizers(launch))
+        checkpoint.save(self.out / MODEL_NAME, self.model.state_dict())
+        learners = []
+        for number in range(self.config.learners):
+            path = launch.block.folder / f"learner-{number}.json"
+            if path.exists():
+                learners.append(json.loads(path.read_text()))
+                self.events.write("learner", **learners[-1])
+        self.events.write(
+            "run_finished", wall_s=self.wall_s, **{k: row[k] for k in ("heldout_loss", "frame_accuracy")},
+            consensus_distance=row["consensus_distance"],
+        )  # fmt: skip
+        write_example(self.acoustics, self.out)
+        summary = self._summary(watched, learners, row)
+        write_json(self.out / SUMMARY_NAME, summary)
+        return summary
+
+    def _summary(self, watched: Watched, learners: list[Json], row: Json) -> Json:
+        config, board_LC = self.config, watched.block.board_LC
+        samples = self.earlier["samples"] + int(board_LC[:, Col.SAMPLES].sum())
+        repeated = int(board_LC[:, Col.REPEATED].sum())
+        wall_s = self.earlier["wall_s"] + self.wall_s
+        frames = float(watched.block.gauges_LC[:, Gauge.WEIGHT].sum())
+        dead = [fault.learner for fault in watched.faults]
+        histogram = np.zeros(1)
+        for learner in learners:
+            counts = np.array(learner["staleness"], float)
+            histogram = np.pad(histogram, (0, max(0, len(counts) - len(histogram))))
+            histogram[: len(counts)] += counts
+        return record(
+            "train",
+            threads_per_learner=config.threads_per_learner,
+            corpus=self.acoustics.data.corpus,
+            strategy=config.strategy,
+            learners=config.learners,
+            seed=config.seed,
+            batch=config.batch,
+            local_batch=config.local_batch,
+            lr=config.schedule.lr,
+            epochs=config.epochs,
+            samples=samples,
+            wall_s=round(wall_s, 3),
+            frames_per_s=frames / self.wall_s if self.wall_s else None,
+            heldout_loss=row["heldout_loss"],
+            frame_accuracy=row["frame_accuracy"],
+            steps_by_learner=(np.array(self.earlier["steps"]) + board_LC[:, Col.STEPS]).tolist(),
+            staleness={
+                "mean": float((histogram * np.arange(len(histogram))).sum() / max(histogram.sum(), 1)),
+                "max": int(np.flatnonzero(histogram).max(initial=0)),
+            },
+            consensus_distance=row["consensus_distance"],
+            samples_lost=config.epochs * len(self.train_samples) - samples if self.first_ticket == 0 else None,
+            samples_repeated=repeated,
+            updates_lost=int(sum(board_LC[n, Col.STEPS] - board_LC[n, Col.MIXED] for n in dead)),
+            wer=None,
+            gmm_wer=self.acoustics.alignment.info["gmm_wer"],
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            data=str(self.acoustics.data.folder.resolve()),
+            data_sha256=self.acoustics.data.sha256,
+            out=str(self.out),
+        )
+
+
+def stored_config(data: Path) -> TrainConfig:
+    """Return the settings that `antiphon prepare` stored for a corpus."""
+    from antiphon.speech.manifest import PreparedData
+
+    return TrainConfig().with_changes(**PreparedData(data).info["recipe"].get("train", {}))

@@ -1,0 +1,71 @@
+"""Checkpoints of a run: the consensus model, each learner's optimizer, and how far the work had come."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.errors import FolderError
+from antiphon.transport.block import Block
+
+FOLDER = "checkpoints"
+KEPT = 3
+
+
+def save(path: Path, state: Any) -> None:
+    """Write ``state`` so that a reader sees a whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        torch.save(state, beside)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return a run's checkpoints, the oldest first."""
+    found = [path for path in (run / FOLDER).glob("epoch-*.pt") if re.fullmatch(r"epoch-\d+\.pt", path.name)]
+    return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
+
+def load_latest(run: Path) -> dict[str, Any]:
+    """Return the newest checkpoint.
+
+    Raises:
+        FolderError: there is none, or it cannot be read.
+    """
+    found = checkpoints(run)
+    if not found:
+        raise FolderError(f"{run} has no checkpoint to resume from: start it anew with --overwrite")
+    try:
+        state: dict[str, Any] = torch.load(found[-1], weights_only=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise FolderError(f"{found[-1]} cannot be read ({error}): delete it to resume from the one before") from None
+    return state
+
+
+def prune(run: Path) -> None:
+    """Keep the newest few."""
+    for path in checkpoints(run)[:-KEPT]:
+        path.unlink()
+
+
+def tickets_done(block: Block, first: int, counted: int, numbered: bool) -> int:
+    """Return the first ticket that a resumed run has to take: all before it have been ended.
+
+    Args:
+        block: the run's shared memory.
+        first: the first ticket of this session.
+        counted: steps of all learners in this session.
+        numbered: whether tickets come from the shared counter, so that unfinished ones may lie between finished ones.
+    """
+    held = block.outstanding_LK[block.outstanding_LK > 0]
+    if numbered and len(held):
+        return int(held.min()) - 1
+    return first + counted
