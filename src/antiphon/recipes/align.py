@@ -39,9 +39,12 @@ from antiphon.speech.triphones import Aligner, GmmHmm, Transcribed, train_monoph
 
 Progress = Callable[[str], None]
 
-FEWEST_STATES, MOST_STATES = 100, 4000
+FEWEST_STATES = 100
+TRIPHONE_STATES_PER_LEAF = 20
+SECONDS_PER_LEAF = 2
+GAUSSIANS_PER_STATE = 8
 FRAMES_PER_GAUSSIAN = 75
-GMM_SCALES = (0.1, 0.07, 0.13, 0.05)
+GMM_SCALES = (0.05, 0.07, 0.1)
 FAILED_SHARE_ALLOWED = 0.1
 FAILED_NAMED = 5
 
@@ -62,8 +65,8 @@ def align(
     Args:
         data: what `antiphon prepare` wrote.
         out: the folder to write; ``data/align`` if not given.
-        states: leaves of the decision tree; by the amount of training speech if not given.
-        gaussians: Gaussians of all states; by the amount of training speech if not given.
+        states: leaves of the decision tree; if not given, what the corpus's recipe says, else `default_states`.
+        gaussians: Gaussians of all states; if not given, what the recipe says, else `default_gaussians`.
         lm_order: words in the longest n-gram, 1 to 5.
         seed: draws the first alignment and the splits of Gaussians.
         overwrite: replace an earlier alignment.
@@ -79,6 +82,9 @@ def align(
     """
     _check_bounds(states, gaussians, lm_order, seed)
     prepared = PreparedData(data)
+    recipe = prepared.info.get("recipe", {}).get("align", {})
+    states = recipe.get("states") if states is None else states
+    gaussians = recipe.get("gaussians") if gaussians is None else gaussians
     folder = output_folder(data / ALIGN_FOLDER if out is None else out, overwrite=overwrite)
     report = Console(stderr=True, highlight=False, markup=False).print if progress is None else progress
     with FolderLock(folder):
@@ -93,13 +99,21 @@ def _check_bounds(states: int | None, gaussians: int | None, lm_order: int, seed
         raise ArgumentError(f"lm_order must be from 1 to {MAX_ORDER}, got {lm_order}")
 
 
-def default_states(train_s: float) -> int:
-    """Return the leaves wanted for so many seconds of training speech: 1600 an hour, within bounds.
+def default_states(train_s: float, triphone_states: int) -> int:
+    """Return the leaves wanted: one for 20 distinct triphone states seen, if there are 2 s of speech for each.
 
-    >>> default_states(15 * 60), default_states(10 * 3600)
-    (400, 4000)
+    The first bound is for corpora with few words, which have little to tie: AN4, with 38 minutes and 100 words, does
+    not gain from more leaves than a single voice's prompts of 12 minutes.
+
+    >>> default_states(2271, 4716), default_states(701, 6402), default_states(100, 3000)
+    (235, 320, 100)
     """
-    return int(min(max(round(train_s * 1600 / 3600), FEWEST_STATES), MOST_STATES))
+    return max(min(triphone_states // TRIPHONE_STATES_PER_LEAF, int(train_s / SECONDS_PER_LEAF)), FEWEST_STATES)
+
+
+def default_gaussians(states: int, train_frames: int) -> int:
+    """Return the Gaussians wanted: eight a state, if there are 75 frames for each."""
+    return min(GAUSSIANS_PER_STATE * states, train_frames // FRAMES_PER_GAUSSIAN)
 
 
 @dataclass
@@ -125,12 +139,7 @@ class _Job:
         symbols.write_words(self.folder / WORDS_NAME)
         lexicon, _ = lexicon_fst(self.data.lexicon, symbols, disambiguate=False)
         train = self.data.split("train")
-        train_s = sum(utterance.duration_s for utterance in train)
-        states = default_states(train_s) if states is None else states
-        if gaussians is None:
-            gaussians = int(sum(utterance.frames for utterance in train) / FRAMES_PER_GAUSSIAN)
-
-        model = self._train(self._transcribed(train, symbols), lexicon, len(symbols.phones) - 1, states, gaussians)
+        model = self._train(train, symbols, lexicon, states, gaussians)
         with self.step("alignment"):
             failed = self._align_all(model, symbols, lexicon)
         with self.step("language_model"):
@@ -172,12 +181,20 @@ class _Job:
             [[symbols.word_numbers[word] for word in u.words] for u in known],
         )
 
-    def _train(self, train: Transcribed, lexicon: Fst, phones: int, states: int, gaussians: int) -> GmmHmm:
+    def _train(
+        self, train: list[Utterance], symbols: Symbols, lexicon: Fst, states: int | None, gaussians: int | None
+    ) -> GmmHmm:
+        spoken = self._transcribed(train, symbols)
+        phones = len(symbols.phones) - 1
         with self.step("monophones"):
-            monophones, stats = train_monophones(train, lexicon, phones, seed=self.seed, progress=self.progress)
+            monophones, stats = train_monophones(spoken, lexicon, phones, seed=self.seed, progress=self.progress)
+        if states is None:
+            states = default_states(sum(utterance.duration_s for utterance in train), len(stats.keys_N4))
+        if gaussians is None:
+            gaussians = default_gaussians(states, sum(utterance.frames for utterance in train))
         with self.step("triphones"):
             return train_triphones(
-                train,
+                spoken,
                 lexicon,
                 monophones,
                 stats,

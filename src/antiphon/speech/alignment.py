@@ -5,6 +5,7 @@ Shapes: T frames of all utterances in the order of ``utterances.jsonl``, S state
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from antiphon.errors import DataError, FolderError
 from antiphon.records import Json, read_json
+from antiphon.speech.lexicon import Lexicon
 
 ALIGN_FOLDER = "align"
 ALIGN_NAME = "align.json"
@@ -21,7 +23,11 @@ PDF_NAME, PHONE_NAME, PRIORS_NAME = "pdf.npy", "phone.npy", "priors.npy"
 PHONES_NAME, WORDS_NAME, STATES_NAME = "phones.txt", "words.txt", "states.txt"
 GRAPH_NAME, LM_NAME = "HCLG.fst", "lm.arpa"
 
+SILENCE = "SIL"
 NOT_ALIGNED = -1
+
+Span = tuple[str, int, int]
+"""A label, its first frame, and the frame after its last."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,62 @@ class Alignment:
     def words(self) -> Path:
         """The word symbols' file."""
         return self.folder / WORDS_NAME
+
+    def phone_spans(self, states_T: npt.NDArray[np.int32]) -> list[Span]:
+        """Return the phones of one utterance with their frames; frames that are not aligned are left out.
+
+        Args:
+            states_T: state of each frame of the utterance.
+        """
+        spans: list[Span] = []
+        last_state = NOT_ALIGNED
+        for frame, state in enumerate(states_T.tolist()):
+            if state != NOT_ALIGNED:
+                phone = self.phones[self.state_phone_S[state]]
+                enters = self.state_position_S[state] == 0 and state != last_state
+                if enters or last_state == NOT_ALIGNED:
+                    spans.append((phone, frame, frame + 1))
+                else:
+                    spans[-1] = (spans[-1][0], spans[-1][1], frame + 1)
+            last_state = state
+        return spans
+
+
+def word_spans(words: Sequence[str], phones: Sequence[Span], lexicon: Lexicon) -> list[Span]:
+    """Return the words of one utterance with their frames, from its phones.
+
+    Args:
+        words: the words, in order.
+        phones: their phones, with silence anywhere between words; the last word may be cut short.
+        lexicon: pronunciations.
+
+    Returns:
+        A span for each word; none at all where words and phones do not belong together.
+
+    >>> phones = [("SIL", 0, 9), ("G", 9, 12), ("OW", 12, 30), ("SIL", 30, 40)]
+    >>> word_spans(["go"], phones, {"go": [("G", "OW")]})
+    [('go', 9, 30)]
+    """
+    labels = tuple(label for label, _, _ in phones)
+    # Each entry: words done, phones done, and the phone ranges of the words so far.
+    open_paths: list[tuple[int, int, tuple[tuple[int, int], ...]]] = [(0, 0, ())]
+    seen: set[tuple[int, int]] = set()
+    while open_paths:
+        done, at, ranges = open_paths.pop()
+        if (done, at) in seen:
+            continue
+        seen.add((done, at))
+        if done == len(words) and at == len(labels):
+            return [(word, phones[a][1], phones[b - 1][2]) for word, (a, b) in zip(words, ranges, strict=True)]
+        if done < len(words):
+            for pronunciation in lexicon.get(words[done], []):
+                heard = labels[at : at + len(pronunciation)]
+                cut_short = done == len(words) - 1 and at + len(heard) == len(labels)
+                if heard and (heard == pronunciation or (cut_short and heard == pronunciation[: len(heard)])):
+                    open_paths.append((done + 1, at + len(heard), (*ranges, (at, at + len(heard)))))
+        if at < len(labels) and labels[at] == SILENCE:
+            open_paths.append((done, at + 1, ranges))
+    return []
 
 
 def load_alignment(data: Path, folder: Path | None = None) -> Alignment:

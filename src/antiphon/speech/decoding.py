@@ -27,7 +27,7 @@ PRIOR_WEIGHTS = (1.0, 0.8, 0.6)
 
 
 @dataclass(frozen=True)
-class Path1Best:
+class BestPath:
     """The best path of an utterance.
 
     Attributes:
@@ -50,6 +50,9 @@ class Decoder:
         beam: costs above the best by which a path may be kept.
         max_active: paths kept a frame.
 
+    Attributes:
+        failures: utterances so far for which no path was found.
+
     Raises:
         ArgumentError: ``beam`` or ``max_active`` is not positive.
     """
@@ -59,6 +62,7 @@ class Decoder:
             raise ArgumentError(f"beam must be above 0, got {beam}")
         if max_active < 1:
             raise ArgumentError(f"max_active must be at least 1, got {max_active}")
+        self.failures = 0
         self._graph = kaldifst.StdConstFst(graph)
         self._words = words
         self._options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
@@ -75,11 +79,10 @@ class Decoder:
         """
         return cls(read_graph(graph), read_words(words), beam=beam, max_active=max_active)
 
-    def search(self, scores_TS: Scores) -> Path1Best:
+    def search(self, scores_TS: Scores) -> BestPath:
         """Return the best path.
 
-        A path that ends inside a word's or the grammar's last state is preferred; where none does, the best of all is
-        taken.
+        A path that ends where a sentence may end is preferred; where none does, the best of all is taken.
 
         Args:
             scores_TS: scaled log-likelihoods, float32 [T, S].
@@ -91,13 +94,16 @@ class Decoder:
             raise DataError(f"scores have the shape {list(scores_TS.shape)}, the graph reads {self._states} states")
         if not np.isfinite(scores_TS).all():
             raise DataError("scores are not finite: has the model diverged?")
-        decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
-        decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS, dtype=np.float32)))
-        found, best = decoder.get_best_path()
+        found = False
+        if len(scores_TS):
+            decoder = kaldi_decoder.FasterDecoder(self._graph, self._options)
+            decoder.decode(kaldi_decoder.DecodableCtc(np.ascontiguousarray(scores_TS, dtype=np.float32)))
+            found, best = decoder.get_best_path()
         if not found:
-            return Path1Best([], np.zeros(0, np.int32), found=False)
+            self.failures += 1
+            return BestPath([], np.zeros(0, np.int32), found=False)
         _, labels, outputs, _ = kaldifst.get_linear_symbol_sequence(best)
-        return Path1Best([self._words[word] for word in outputs], np.array(labels, np.int32) - 1, found=True)
+        return BestPath([self._words[word] for word in outputs], np.array(labels, np.int32) - 1, found=True)
 
     def decode(self, scores_TS: Scores) -> list[str]:
         """Return the recognised words; none where the search finds no path."""

@@ -18,12 +18,12 @@ import numpy as np
 
 from antiphon.errors import DataError, FolderError
 from antiphon.records import write_text
+from antiphon.speech.alignment import SILENCE
 from antiphon.speech.hmm import Hmm
 from antiphon.speech.kaldi import Fst, kaldi_hmm_gmm, kaldifst, relabel_inputs
 from antiphon.speech.lexicon import Lexicon
 
 EPSILON = "<eps>"
-SILENCE = "SIL"
 SILENCE_NUMBER = 1
 BACKOFF, SENTENCE_START, SENTENCE_END = "#0", "<s>", "</s>"
 SILENCE_PROBABILITY = 0.5

@@ -7,6 +7,10 @@ module takes the libraries from here. Their objects have no types, so an FST is 
 # isort: skip_file
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +20,7 @@ import kaldi_hmm_gmm
 import kaldifst
 import kaldi_decoder
 
-__all__ = ["Fst", "arc_count", "kaldi_decoder", "kaldi_hmm_gmm", "kaldifst", "relabel_inputs"]
+__all__ = ["Fst", "arc_count", "kaldi_decoder", "kaldi_hmm_gmm", "kaldifst", "quiet", "relabel_inputs"]
 
 Fst: TypeAlias = Any
 
@@ -43,3 +47,21 @@ def relabel_inputs(fst: Fst, new_labels: npt.NDArray[np.int32]) -> None:
         fst.delete_arcs(state, len(arcs))
         for arc in arcs:
             fst.add_arc(state, arc)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what the libraries' C++ prints to standard error: a line for every section of a file they read.
+
+    Errors are exceptions, and those pass.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -12,7 +12,7 @@ from kaldingram.train import NgramCounts
 
 from antiphon.errors import ArgumentError
 from antiphon.records import write_text
-from antiphon.speech.kaldi import Fst, kaldifst
+from antiphon.speech.kaldi import Fst, kaldifst, quiet
 
 MAX_ORDER = 5
 
@@ -22,8 +22,8 @@ def train_language_model(
 ) -> None:
     """Estimate a Kneser-Ney n-gram model and write it in ARPA form.
 
-    A word of the vocabulary that the sentences lack counts as one unigram seen after one other word, so that
-    every word can be recognised.
+    Sentences with a word that the vocabulary lacks are left out. A word of the vocabulary that the sentences lack
+    counts as one unigram seen after one other word, so that every word can be recognised.
 
     Args:
         sentences: the training text.
@@ -37,11 +37,13 @@ def train_language_model(
     if not 1 <= order <= MAX_ORDER:
         raise ArgumentError(f"lm_order must be from 1 to {MAX_ORDER}, got {order}")
     counts = NgramCounts(order)
-    seen: set[str] = set()
+    known, seen = set(vocabulary), set[str]()
     for sentence in sentences:
+        if not known.issuperset(sentence):
+            continue
         counts.add_raw_counts_from_line(" ".join(sentence))
         seen.update(sentence)
-    for word in sorted(set(vocabulary) - seen):
+    for word in sorted(known - seen):
         counts.add_count((), word, None if order == 1 else "<unseen>", 1)
     text = io.StringIO()
     with contextlib.redirect_stderr(io.StringIO()):  # the library draws a dozen progress bars
@@ -59,7 +61,8 @@ def grammar_fst(arpa: Path, words: Path) -> Fst:
         arpa: the model.
         words: the symbol table, with ``#0``, ``<s>`` and ``</s>`` in it.
     """
-    text = kaldilm.arpa2fst(input_arpa=str(arpa), disambig_symbol="#0", read_symbol_table=str(words))
+    with quiet():
+        text = kaldilm.arpa2fst(input_arpa=str(arpa), disambig_symbol="#0", read_symbol_table=str(words))
     grammar = kaldifst.compile(s=text, acceptor=False)
     kaldifst.arcsort(grammar, sort_type="ilabel")
     return grammar
