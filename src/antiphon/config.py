@@ -120,7 +120,7 @@ class TrainConfig:
     threads_per_learner: int = 1
     timeout_s: float = 300.0
     slow: dict[int, float] = field(default_factory=dict)
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Schedule(lr=0.5, first_lr=0.1, warmup_epochs=3, hold_epochs=10)
     model: ModelConfig = ModelConfig()
 
     def __post_init__(self) -> None:
