@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from antiphon.errors import ArgumentError
+from antiphon.errors import ArgumentError, LearnerError
 from antiphon.records import Json, record
 
 HELP = "Start a Python script of yours once for each learner, on this machine."
@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> Json:
 
     if not args.script.is_file():
         raise ArgumentError(f"{args.script}: no such script")
+    if args.learners < 1 or args.threads < 1:
+        raise ArgumentError(f"--learners and --threads must be at least 1, not {args.learners} and {args.threads}")
     threads = str(args.threads)
     command = [sys.executable, str(args.script), *args.arguments]
     with Launch(command, args.learners, environment={"OMP_NUM_THREADS": threads}) as launch:
@@ -37,5 +39,7 @@ def run(args: argparse.Namespace) -> Json:
             launch.wait(launch.grace_s)
             raise
     for fault in watched.faults:
+        if fault.kind == "failed":
+            raise LearnerError(f"learner {fault.learner} {fault.text}; the others went on without it")
         print(f"antiphon: learner {fault.learner} {fault.text}; the others went on", file=sys.stderr)
     return record("launch", threads_per_learner=args.threads, learners=args.learners, faults=len(watched.faults))

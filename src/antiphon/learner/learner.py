@@ -83,6 +83,8 @@ class Learner:
         self.round = 0
         self.block = place.open()
         self._owns_block = place.creates
+        if place.creates:
+            atexit.register(self.block.remove)
         self.weights = self._join(kind.waits)
         self.transport = SharedTransport(self.block, self.number, self.weights, timeout_s=timeout_s)
         self._wait_for_all("be ready")
@@ -99,7 +101,10 @@ class Learner:
         self.compute_s = self.wait_s = 0.0
         self._queue: deque[int] = deque()
         self._gradient_N = torch.empty(0)
-        self._stepped = self._closed = self._finished = False
+        self._additions = 0
+        self._in_step = self._closed = False
+        self._over = ""
+        """Why no further step may be made, or nothing."""
         self._hooks = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -112,6 +117,8 @@ class Learner:
         """Lay the parameters into the shared memory; all begin with the weights of learner 0."""
         block, row_C = self.block, self.block.board_LC[self.number]
         count = sum(parameter.numel() for parameter in self._parameters)
+        if row_C[Col.STATE] != Status.ABSENT:
+            raise ArgumentError("this process has had its Learner already: a run is made of one for each process")
         row_C[Col.PID], row_C[Col.WAITS] = os.getpid(), waits
         if self.number == 0:
             block.head[Head.PARAMETERS] = count
@@ -164,6 +171,8 @@ class Learner:
         Raises:
             ArgumentError: the batch is smaller than the number of learners, or the data set is.
         """
+        if self.order is not None:
+            raise ArgumentError("batch_sampler() was called already: make one, and iterate over it once an epoch")
         if batch < self.learners:
             raise ArgumentError(f"batch must be at least the number of learners ({self.learners}), not {batch}")
         self.order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
@@ -176,16 +185,23 @@ class Learner:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap the forward and backward pass and the optimizer's step of one batch."""
+        """Wrap the forward and backward pass and the optimizer's step of one batch.
+
+        An exception that leaves it ends this learner's part: what it had not ended is given to others.
+        """
         self._begin_step()
-        yield
-        self._end_step()
+        try:
+            yield
+            self._end_step()
+        except BaseException:
+            self._over = "a step of this learner has failed: make a new Learner, in a new run"
+            self.block.board_LC[self.number, Col.STATE] = Status.FAILED
+            raise
 
     def _begin_step(self) -> None:
-        if self._closed or self._finished:
-            raise ArgumentError("this learner has finished: consensus() and close() end its part in the run")
-        self._stepped = False
-        self._additions = self.weights.additions
+        if self._over or self._closed:
+            raise ArgumentError(self._over or "this learner is closed")
+        self._in_step = True
         for action in self.strategy.computing(self.round, self.transport.present()):
             match action:
                 case StartMix(coefficients):
@@ -197,6 +213,8 @@ class Learner:
 
     def _before_step(self) -> None:
         """The gradient is known: do what comes before it is applied."""
+        if not self._in_step:
+            raise ArgumentError("the optimizer's step() must be called once, inside `with learner.step():`")
         self._slow_down()
         self.compute_s += time.perf_counter() - self._began_s
         for action in self.strategy.gradient(self.round, self.transport.present()):
@@ -210,7 +228,7 @@ class Learner:
                     raise AssertionError(f"{action} cannot be done before the step")
             self._waited_s += time.perf_counter() - began
         self.wait_s += self._waited_s
-        self.staleness[self.weights.additions - self._additions] += 1
+        self.staleness[self.weights.additions - self.weights.folded] += 1
         self._resumed_s = time.perf_counter()
         self.weights.begin_step()
 
@@ -218,14 +236,14 @@ class Learner:
         """The optimizer has moved w: fold what exchanges have added."""
         self.weights.end_step()
         self.compute_s += time.perf_counter() - self._resumed_s
-        self._stepped = True
+        self._in_step = False
 
     def _end_step(self) -> None:
-        if not self._stepped:
+        if self._in_step:
             raise ArgumentError("step() ended without a call of the optimizer's step()")
         row_C = self.block.board_LC[self.number]
         if self.weights.additions != self._additions:
-            row_C[Col.MIXED] = self.round
+            row_C[Col.MIXED], self._additions = self.round, self.weights.additions
         self.block.gauges_LC[self.number, Gauge.STEP_S] = time.perf_counter() - self._began_s
         for action in self.strategy.stepped(self.round, self.transport.present()):
             match action:
@@ -270,17 +288,19 @@ class Learner:
 
     def finish(self) -> None:
         """End this learner's part: let exchanges in flight end, and wait for the others to end theirs."""
-        if self._finished or self._closed:
+        if self._over or self._closed:
             return
-        self._finished = True
+        self._over = "this learner has finished: consensus() and close() end its part in the run"
         states_L = self.block.board_LC[:, Col.STATE]
         self.transport.drain(deadline_s=10.0)
         states_L[self.number] = Status.DRAINED
         patience = Patience(self.block)
         with contextlib.suppress(DeadlineError):
             wait_for(lambda: not waiting_for(self.block, self.number, patience), 24 * 3600.0, "the other learners")
-        self.transport.drain(deadline_s=2.0)
+        if not self.transport.drain(deadline_s=2.0):
+            self.transport.close()
         self.weights.settle()
+        self._move_out()
         states_L[self.number] = Status.DONE
 
     def consensus(self) -> dict[str, Tensor]:
@@ -316,14 +336,22 @@ class Learner:
             return
         self._closed = True
         atexit.unregister(self.close)
+        atexit.unregister(self.block.remove)
         for hook in self._hooks:
             hook.remove()
+        if not self._over:
+            self.transport.drain(deadline_s=1.0)
         self.transport.close()
-        # The parameters go on living in memory of their own.
-        for parameter in self._parameters:
-            parameter.data = parameter.data.clone()
+        self._move_out()
         if self._owns_block:
             self.block.remove()
+
+    def _move_out(self) -> None:
+        """Give the parameters memory of their own: the row, which others may still read, keeps the last weights."""
+        shared = self.weights.w_N.untyped_storage().data_ptr()
+        for parameter in self._parameters:
+            if parameter.data.untyped_storage().data_ptr() == shared:
+                parameter.data = parameter.data.clone()
 
     _ended = False
 
@@ -342,7 +370,7 @@ class BatchSampler:
         while not learner.stopping():
             ticket = work.take(self.epoch * self.order.batches)
             if ticket is None and last:
-                ticket = work.rest()
+                ticket = work.rest(self.epoch * self.order.batches)
             if ticket is None:
                 break
             learner.epoch = ticket / self.order.batches

@@ -84,8 +84,8 @@ class Work(ABC):
     def take(self, total: int | None = None) -> int | None:
         """Return the next ticket below ``total``, or None where there is none left for this learner."""
 
-    def rest(self) -> int | None:
-        """Return a ticket that a learner which died gave back, or None once nothing can come back any more."""
+    def rest(self, total: int) -> int | None:
+        """Return a ticket below ``total`` that a learner which died left, or None once none can come back any more."""
         return None
 
     def end_oldest(self) -> None:
@@ -94,12 +94,16 @@ class Work(ABC):
             outstanding_K = self.block.outstanding_LK[self.learner]
             outstanding_K[outstanding_K == self._held.popleft() + 1] = 0
 
-    def _hold(self, ticket: int) -> int:
+    def _show(self, ticket: int) -> int:
+        """Show a ticket on the board, from where others take it should this learner die."""
         outstanding_K = self.block.outstanding_LK[self.learner]
         free = np.flatnonzero(outstanding_K == 0)
         if not len(free):
             raise ArgumentError(f"more than {OUTSTANDING} batches taken ahead: let the loader prefetch fewer")
         outstanding_K[free[0]] = ticket + 1
+        return ticket
+
+    def _hold(self, ticket: int) -> int:
         self._held.append(ticket)
         return ticket
 
@@ -116,7 +120,7 @@ class Rounds(Work):
         if total is not None and self._next >= total:
             return None
         ticket, self._next = self._next, self._next + self.block.learners
-        return self._hold(ticket)
+        return self._hold(self._show(ticket))
 
 
 class Tickets(Work):
@@ -126,7 +130,7 @@ class Tickets(Work):
         super().__init__(block, learner)
         self._number, self._first = block.ticket_counter(), first
         self._ahead: int | None = None
-        """A ticket that lies beyond what was asked for: kept for the next time."""
+        """A ticket that lies beyond what was asked for: on the board, and kept for the next time."""
         self._patience = Patience(block)
         self._look_at_s = 0.0
 
@@ -134,43 +138,54 @@ class Tickets(Work):
         """Return what a dead learner left, or else the next ticket."""
         if time.monotonic() > self._look_at_s:
             self._look_at_s = time.monotonic() + 0.2
-            if (left := self._left_by_dead()) is not None:
+            if (left := self._left_by_dead(total)) is not None:
                 return self._hold(left)
-        ticket = self._first + self._number() if self._ahead is None else self._ahead
-        self._ahead = None
-        if total is None or ticket < total:
-            return self._hold(ticket)
-        self._ahead = ticket
-        return None
+        if self._ahead is None:
+            self._ahead = self._show(self._first + self._number())
+        if total is not None and self._ahead >= total:
+            return None
+        ticket, self._ahead = self._ahead, None
+        return self._hold(ticket)
 
-    def rest(self) -> int | None:
-        """Return a ticket that a dead learner left, waiting while a living one still holds any; None when all ended."""
+    def rest(self, total: int) -> int | None:
+        """Return a ticket that a dead learner left, waiting while a living one still holds any; None when all ended.
+
+        A loader that takes batches ahead asks before this learner has ended its own. Learners that waited for each
+        other's would wait in vain, so it is then told None; the last batches of one that dies late are lost.
+        """
         while True:
-            if (left := self._left_by_dead()) is not None:
+            # In this order: one that dies in between is still counted as holding, and met at the next turn.
+            holding = any(self._holds(learner, total) for learner in range(self.block.learners))
+            if (left := self._left_by_dead(total)) is not None:
                 return self._hold(left)
-            holding = [
-                learner
-                for learner in range(self.block.learners)
-                if learner != self.learner
-                and self.block.outstanding_LK[learner].any()
-                and not self.block.dead(learner)
-                and not self._patience.exhausted(learner)
-            ]
-            if not holding:
+            if not holding or self._held:
                 return None
             time.sleep(0.005)
 
-    def _left_by_dead(self) -> int | None:
-        if not self.block.outstanding_LK.any():
-            return None
+    def _holds(self, learner: int, total: int) -> bool:
+        """Say whether a living learner may still end, or leave, a ticket below ``total``."""
+        return (
+            learner != self.learner
+            and bool(len(self._below(learner, total)))
+            and self.block.board_LC[learner, Col.STATE] == Status.JOINED
+            and not self.block.dead(learner)
+            and not self._patience.exhausted(learner)
+        )
+
+    def _below(self, learner: int, total: int | None) -> NDArray[np.int64]:
+        tickets_K: NDArray[np.int64] = self.block.outstanding_LK[learner] - 1
+        tickets_K = tickets_K[tickets_K >= 0]
+        return tickets_K if total is None else tickets_K[tickets_K < total]
+
+    def _left_by_dead(self, total: int | None) -> int | None:
         for learner in range(self.block.learners):
-            held_K = self.block.outstanding_LK[learner]
-            if learner == self.learner or not held_K.any() or not self.block.dead(learner):
+            tickets_K = self._below(learner, total)
+            if learner == self.learner or not len(tickets_K) or not self.block.dead(learner):
                 continue
-            for ticket in (held_K[held_K > 0] - 1).tolist():
+            for ticket in tickets_K.tolist():
                 if self.block.claim_again(ticket, learner):
                     self.again.add(ticket)
-                    return int(ticket)
+                    return self._show(ticket)
         return None
 
 

@@ -36,7 +36,9 @@ class Weights:
         self.buffers, self.learner = buffers, learner
         self.w_N = buffers.weights_LN[learner]
         self.additions = 0
-        """How many differences were added so far: staleness is read off this."""
+        """How many differences were added so far, folded or not."""
+        self.folded = 0
+        """How many of them w holds: a gradient taken on w is stale by ``additions - folded`` as it is applied."""
         self._pending_N = buffers.pending_LN[learner]
         self._clock_3 = buffers.clock_L3[learner]
         self._pins = [False] * buffers.slots_LSN.shape[1]
@@ -66,6 +68,7 @@ class Weights:
             try:
                 self.w_N.add_(self._pending_N)
                 self._clock_3[PENDING] = 0
+                self.folded = self.additions
             finally:
                 self._lock.release()
 
@@ -127,7 +130,7 @@ class Weights:
                     self._pending_N[begin:end].add_(block_B, alpha=coefficient)
             self._clock_3[PENDING] = 1
             self._clock_3[PENDING_GENERATION] += 1
-        self.additions += 1
+            self.additions += 1
 
     def _copy_into(self, slot: int) -> bool:
         self.buffers.versions_LS[self.learner, slot] = -1

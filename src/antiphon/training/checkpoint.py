@@ -65,7 +65,5 @@ def tickets_done(block: Block, first: int, counted: int, numbered: bool) -> int:
         counted: steps of all learners in this session.
         numbered: whether tickets come from the shared counter, so that unfinished ones may lie between finished ones.
     """
-    held = block.outstanding_LK[block.outstanding_LK > 0]
-    if numbered and len(held):
-        return int(held.min()) - 1
-    return first + counted
+    unfinished = block.unfinished()
+    return unfinished[0] if numbered and unfinished else first + counted

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import IO
 
 from antiphon.errors import LearnerError
-from antiphon.transport.block import OUTSTANDING, Block, Col, Head, Status
+from antiphon.transport.block import Block, Col, Gauge, Head, Status
 from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
+STOP_LAG_S = 0.5
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,10 +42,9 @@ class Watched:
 
     @property
     def present(self) -> list[int]:
-        """Learners that have joined and not died."""
+        """Learners that have joined and not died, or died only after their part was done."""
         states_L = self.block.board_LC[:, Col.STATE]
-        gone = {fault.learner for fault in self.faults}
-        return [number for number in range(self.block.learners) if states_L[number] and number not in gone]
+        return [n for n in range(self.block.learners) if states_L[n] not in (Status.ABSENT, Status.FAILED)]
 
     @property
     def begun(self) -> bool:
@@ -116,18 +116,14 @@ class Launch:
         An asynchronous run goes on without a learner that died; a strategy whose rounds need everybody ends with it.
 
         Raises:
-            LearnerError: all learners failed, or one without which the strategy cannot go on.
+            LearnerError: all learners failed, or one without which the strategy cannot go on, or one that made no
+                Learner.
         """
-        while running := [number for number in range(self.learners) if self._runs(number)]:
-            for number in range(self.learners):
-                if number not in running:
-                    self._ended(number)
+        while not self._note_ended():
             look(self.watched)
             time.sleep(every_s)
-        for number in range(self.learners):
-            self._ended(number)
         look(self.watched)
-        if len(self.watched.faults) == self.learners:
+        if not self.watched.present:
             first = self.watched.faults[0]
             raise LearnerError(f"all learners ended before their time; learner {first.learner} {first.text}")
         return self.watched
@@ -135,7 +131,10 @@ class Launch:
     def stop(self) -> None:
         """Ask the learners to stop after the round in hand; those that wait for each other after the same one."""
         rounds = int(self.block.board_LC[:, Col.STEPS].max())
-        self.block.head[Head.STOP] = rounds + 3
+        # As many more as they may make before this process gets to writing it.
+        step_s = float(self.block.gauges_LC[:, Gauge.STEP_S].max())
+        margin = 3 + int(STOP_LAG_S / step_s if step_s else 0)
+        self.block.head[Head.STOP] = rounds + margin
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all have ended; say whether they did."""
@@ -181,14 +180,29 @@ class Launch:
         state = self.block.board_LC[number, Col.STATE]
         return state not in (Status.DONE, Status.FAILED) and not self.block.dead(number)
 
+    def _note_ended(self) -> bool:
+        """Take note of those that have ended, and say whether all have."""
+        ended = self._ended_now()
+        if ended:
+            # One that ended for want of another ended after it: the second look has that other for certain.
+            ended = self._ended_now()
+        for number in sorted(ended, key=lambda number: int(self.block.board_LC[number, Col.BEREFT])):
+            self._ended(number)
+        return len(ended) == self.learners
+
+    def _ended_now(self) -> list[int]:
+        return [number for number in range(self.learners) if not self._runs(number)]
+
     def _ended(self, number: int) -> None:
         """Take note of how a learner ended; raise where the run cannot go on without it."""
         block, state = self.block, int(self.block.board_LC[number, Col.STATE])
-        if state == Status.DONE or any(fault.learner == number for fault in self.watched.faults):
-            return
         process = self._processes.get(number)
         code = process.poll() if process else None
-        if code == 0 and state in (Status.ABSENT, Status.JOINED, Status.DRAINED):
+        if any(fault.learner == number for fault in self.watched.faults) or (state == Status.DONE and not code):
+            return
+        if code == 0 and state == Status.ABSENT:
+            raise LearnerError(f"learner {number} ended without having made its antiphon.Learner")
+        if code == 0 and state in (Status.JOINED, Status.DRAINED):
             # A script may end without telling; its weights stay as they were.
             block.board_LC[number, Col.STATE] = Status.DONE
             block.outstanding_LK[number] = 0
@@ -202,10 +216,11 @@ class Launch:
             lines = self._log(number).read_text(errors="replace").strip().splitlines()
             if kind == "failed" and lines:
                 text += f": {lines[-1]} (all of it in {self._log(number)})"
+        held = int((block.outstanding_LK[number] > 0).sum())
+        self.watched.faults.append(Fault(number, kind, text, held))
+        if state == Status.DONE:
+            return
         block.board_LC[number, Col.STATE] = Status.FAILED
-        held = min(int((block.outstanding_LK[number] > 0).sum()), OUTSTANDING)
-        fault = Fault(number, kind, text, held)
-        self.watched.faults.append(fault)
         if block.board_LC[number, Col.WAITS] or state == Status.ABSENT:
             raise LearnerError(f"learner {number} {text}")
 

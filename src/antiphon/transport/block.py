@@ -55,6 +55,8 @@ class Col(enum.IntEnum):
     """Its steps at its last exchange."""
     REPEATED = 7
     """Samples taken again from a learner that died."""
+    BEREFT = 8
+    """1 where it ends for want of another."""
 
 
 class Gauge(enum.IntEnum):
@@ -167,18 +169,34 @@ class Block:
 
         return next_number
 
+    def failed(self, learner: int) -> bool:
+        """Say whether a learner is known to have failed, its process running or not."""
+        return bool(self.board_LC[learner, Col.STATE] == Status.FAILED)
+
     def dead(self, learner: int) -> bool:
-        """Say whether a learner that had joined has ended without being done."""
+        """Say whether a learner that had joined has failed, or ended without being done."""
         pid, state = int(self.board_LC[learner, Col.PID]), int(self.board_LC[learner, Col.STATE])
         return state == Status.FAILED or (state in (Status.JOINED, Status.DRAINED) and not process_runs(pid))
 
     def claim_again(self, ticket: int, dead: int) -> bool:
         """Claim a ticket that a dead learner left: true for one caller only."""
         try:
-            os.close(os.open(self.folder / f"again-{ticket}-{dead}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(self._claim(ticket, dead), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
         return True
+
+    def unfinished(self) -> list[int]:
+        """Return the tickets that were taken and not yet ended; those of the dead until they are given out again."""
+        return sorted(
+            int(held) - 1
+            for learner, held_K in enumerate(self.outstanding_LK)
+            for held in held_K[held_K > 0]
+            if not self._claim(int(held) - 1, learner).exists()
+        )
+
+    def _claim(self, ticket: int, dead: int) -> Path:
+        return self.folder / f"again-{ticket}-{dead}"
 
     def remove(self) -> None:
         """Remove the folder; processes that have the block mapped keep it."""

@@ -111,7 +111,9 @@ class SharedTransport(Transport):
             return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._paths = [str(block.folder / f"{number}.sock") for number in range(block.learners)]
+        # By way of a descriptor, for the path of a socket may have 107 characters only.
+        self._folder_fd = os.open(block.folder, os.O_PATH | os.O_DIRECTORY)
+        self._paths = [f"/proc/self/fd/{self._folder_fd}/{number}.sock" for number in range(block.learners)]
         Path(self._paths[learner]).unlink(missing_ok=True)
         self._socket.bind(self._paths[learner])
         self._kick = os.eventfd(0, os.EFD_NONBLOCK)
@@ -120,6 +122,8 @@ class SharedTransport(Transport):
     def start(self) -> None:
         """Start answering; all peers have joined by now."""
         if self._peers:
+            # A thread's first question fixes its number of computing threads; the exchange thread's 1 would become it.
+            torch.get_num_threads()
             self._thread.start()
 
     # --- the computing thread
@@ -161,6 +165,8 @@ class SharedTransport(Transport):
 
     def check(self) -> None:
         """Raise what ended the exchange thread, if anything did."""
+        if isinstance(self._failure, LearnerError):
+            raise self._failure
         if self._failure is not None:
             raise LearnerError(f"learner {self.learner}: the exchange thread failed: {self._failure!r}") from (
                 self._failure
@@ -171,7 +177,6 @@ class SharedTransport(Transport):
         if not self._peers or self._closed:
             return True
         self._stopping = True
-        self._wanted.clear()
         end = time.monotonic() + deadline_s
         while self._failure is None and time.monotonic() < end:
             self._idle.clear()
@@ -182,19 +187,23 @@ class SharedTransport(Transport):
         return False
 
     def close(self) -> None:
-        """End the thread and close the socket."""
+        """End the thread and close the socket; an exchange that only this end has applied is torn."""
         if self._closed or not self._peers:
             return
         self._closed = True
         if self._thread.is_alive():
             os.eventfd_write(self._kick, 1)
             self._thread.join(timeout=10.0)
+        for peer in list(self.protocol.open):
+            self.protocol.lost(peer)
         self._socket.close()
         os.close(self._kick)
+        os.close(self._folder_fd)
 
     def _begin(self, round: _Round) -> None:
-        self.check()
+        # In this order: should the exchange thread fail from here on, the wait for the round ends with it.
         self._round_over.clear()
+        self.check()
         self._round = self._current = round
         if self._peers:
             os.eventfd_write(self._kick, 1)
@@ -308,8 +317,9 @@ class SharedTransport(Transport):
             for peer in self._peers:
                 self._send(peer, Message(Kind.PUBLISHED, self.learner, round.number))
         missing = self._missing(round)
-        if lost := self._gone.intersection(missing):
-            raise LearnerError(f"learners {sorted(lost)} are gone, and this strategy needs them in every round")
+        if lost := [peer for peer in missing if peer in self._gone or self.block.failed(peer)]:
+            self.block.board_LC[self.learner, Col.BEREFT] = 1
+            raise LearnerError(f"learners {lost} are gone, and this strategy needs them in every round")
         if missing:
             return
         if round.coefficients:
