@@ -219,11 +219,11 @@ class ExchangeProtocol:
 
     def _proposed(self, message: Message, exchange: _Open | None, now: float) -> None:
         peer, sequence = message.sender, message.sequence
-        if exchange and not self._give_way(peer, sequence, exchange):
-            return
         known = self._peer(peer)
-        if sequence <= known.seen:
+        if sequence <= known.seen and not (exchange and exchange.state is State.HELD):
             self.counts.duplicate += 1
+            return
+        if exchange and not self._give_way(peer, sequence, exchange):
             return
         known.seen = sequence
         sound = 0.0 < message.coefficient <= 0.5 and self.snapshots.usable(peer, message.handle)
