@@ -37,7 +37,7 @@ class ModelConfig:
     """
 
     layers: int = 2
-    cells: int = 384
+    cells: int = 256
     bottleneck: int = 128
     dropout: float = 0.2
 
