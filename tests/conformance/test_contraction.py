@@ -85,10 +85,8 @@ def test_learners_that_wait_come_together(name, learners):
 @pytest.mark.parametrize("learners", LEARNERS[1:])
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_learners_come_together_with_one_that_is_slow(name, learners):
-    run = simulation(
-        name, learners, rounds=12 * learners, step_s=lambda learner, round: 20.0 if learner == 0 else 1.0, latency=constant,
-        deadline_s=5.0,
-    )  # fmt: skip
+    steps = lambda learner, round: 20.0 if learner == 0 else 1.0  # noqa: E731
+    run = simulation(name, learners, rounds=12 * learners, step_s=steps, latency=constant, deadline_s=5.0)
     seen = history(run)
     assert_drained(run)
     assert seen[-1] < 0.1 * seen[0]
