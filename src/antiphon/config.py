@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from antiphon.errors import ArgumentError, unknown_name
-from antiphon.records import Json
 
+Json = dict[str, Any]
 Section = TypeVar("Section")
 
 
@@ -50,24 +50,6 @@ class ModelConfig:
         _at_least("bottleneck", self.bottleneck, 1)
         if not 0 <= self.dropout < 1:
             raise ArgumentError(f"dropout must lie in [0, 1), not {self.dropout}")
-
-
-MODELS = {
-    "small": ModelConfig(),
-    # 6 x 1,024 cells, bottleneck 256: the Switchboard model of arXiv 2110.11199.
-    "swb-lstm": ModelConfig(layers=6, cells=1024, bottleneck=256, dropout=0.0),
-}
-
-
-def model_named(name: str) -> ModelConfig:
-    """Return a preset.
-
-    Raises:
-        ArgumentError: there is none of that name; the nearest is offered.
-    """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    return MODELS[name]
 
 
 @dataclass(frozen=True)

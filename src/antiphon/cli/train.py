@@ -50,16 +50,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Json:
     """Train, then print what came out."""
     try:
-        from antiphon.config import model_named, parse_slow
+        from antiphon.config import parse_slow
         from antiphon.recipes.train import stored_config, train
         from antiphon.report.tables import print_table, run_table
+        from antiphon.speech.model import preset
     except ModuleNotFoundError as error:
         raise ArgumentError(
             f"train needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
         ) from None
     config = stored_config(args.data)
     if args.model:
-        config = config.with_changes(model=model_named(args.model))
+        config = config.with_changes(**preset(args.model))
     names = (
         "strategy learners batch epochs lr first_lr warmup_epochs hold_epochs momentum clip layers cells bottleneck"
         " dropout seed"

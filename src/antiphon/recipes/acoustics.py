@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from antiphon.records import CONFIG_NAME, Json, read_json
 from antiphon.speech.alignment import Alignment, load_alignment
 from antiphon.speech.batching import Subsequences
 from antiphon.speech.manifest import PreparedData
-from antiphon.speech.model import LstmAcousticModel, build_model
+from antiphon.speech.model import LstmAcousticModel
 
 MODEL_NAME = "model.pt"
 FEATURES = 120
@@ -73,7 +74,7 @@ class Acoustics:
     def model(self) -> LstmAcousticModel:
         """Build the model; the weights depend on the seed alone."""
         torch.manual_seed(self.config.seed)
-        return build_model(self.config.model, FEATURES, self.alignment.states)
+        return LstmAcousticModel(FEATURES, self.alignment.states, **dataclasses.asdict(self.config.model))
 
     def samples(self, split: str) -> Subsequences:
         """Return the samples of a split: cut at random for training, at the first frame elsewhere."""

@@ -7,36 +7,47 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from antiphon.config import ModelConfig, model_named
+from antiphon.errors import unknown_name
+
+PRESETS: dict[str, dict[str, float]] = {
+    "small": {"layers": 2, "cells": 256, "bottleneck": 128, "dropout": 0.2},
+    # 6 x 1,024 cells, bottleneck 256: the Switchboard model of arXiv 2110.11199.
+    "swb-lstm": {"layers": 6, "cells": 1024, "bottleneck": 256, "dropout": 0.0},
+}
+"""Sizes by name; cells count both directions, as the paper does: 1,024 cells are 512 a direction."""
 
 
 class LstmAcousticModel(nn.Module):
     """Frames in, unnormalised log-probabilities of the states out.
 
     Args:
-        config: layers, cells (both directions together), bottleneck, dropout between layers.
         features: F.
         states: S.
+        layers: bidirectional LSTM layers.
+        cells: of a layer, both directions together.
+        bottleneck: width of the linear layer before the softmax.
+        dropout: between the layers, and before the bottleneck.
 
-    >>> model = LstmAcousticModel(ModelConfig(layers=1, cells=8, bottleneck=4), features=120, states=30)
+    >>> model = LstmAcousticModel(features=120, states=30, layers=1, cells=8, bottleneck=4)
     >>> model(torch.zeros(2, 21, 120)).shape
     torch.Size([2, 21, 30])
     """
 
-    def __init__(self, config: ModelConfig, features: int, states: int) -> None:
+    def __init__(
+        self, features: int, states: int, *, layers: int, cells: int, bottleneck: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.config = config
         self.lstm = nn.LSTM(
             features,
-            config.cells // 2,
-            config.layers,
+            cells // 2,
+            layers,
             batch_first=True,
             bidirectional=True,
-            dropout=config.dropout if config.layers > 1 else 0.0,
+            dropout=dropout if layers > 1 else 0.0,
         )
-        self.dropout = nn.Dropout(config.dropout)
-        self.bottleneck = nn.Linear(config.cells, config.bottleneck)
-        self.output = nn.Linear(config.bottleneck, states)
+        self.dropout = nn.Dropout(dropout)
+        self.bottleneck = nn.Linear(cells, bottleneck)
+        self.output = nn.Linear(bottleneck, states)
 
     def forward(self, features_BTF: Tensor) -> Tensor:
         """Return logits [B, T, S] of features [B, T, F]."""
@@ -44,17 +55,30 @@ class LstmAcousticModel(nn.Module):
         return cast(Tensor, self.output(self.bottleneck(self.dropout(hidden_BTH))))
 
 
-def build_model(name: str | ModelConfig, features: int, states: int) -> LstmAcousticModel:
-    """Return an acoustic model by the name of its preset, or by its configuration.
+def build_model(name: str, features: int, states: int) -> LstmAcousticModel:
+    """Return an acoustic model by the name of its preset.
 
     ``swb-lstm`` is the paper's: 6 layers of 1,024 cells, bottleneck 256; with 260 features and 32,000 states it has
     43.15 M parameters.
 
+    Raises:
+        ArgumentError: there is no preset of that name; the nearest is offered.
+
     >>> sum(p.numel() for p in build_model("swb-lstm", features=260, states=32_000).parameters()) / 1e6
     43.154944
     """
-    config = model_named(name) if isinstance(name, str) else name
-    return LstmAcousticModel(config, features, states)
+    return LstmAcousticModel(features, states, **preset(name))  # type: ignore[arg-type]
+
+
+def preset(name: str) -> dict[str, float]:
+    """Return the sizes of a preset.
+
+    Raises:
+        ArgumentError: there is none of that name; the nearest is offered.
+    """
+    if name not in PRESETS:
+        raise unknown_name("model", name, PRESETS)
+    return PRESETS[name]
 
 
 @torch.no_grad()
