@@ -167,9 +167,9 @@ def _exchanges(title: str, heading: str, groups: Sequence[tuple[object, Sequence
     for name, shares in groups:
         told = [row for row in shares if row.exchanges]
         sums = [sum(row.exchanges.get(kind, 0.0) for row in told) if told else None for kind in kinds]
-        sent = [row.size_bytes for row in shares if row.size_bytes is not None]
-        rows.append([name, *map(fixed, sums), _bytes(sum(sent) if sent else None)])
-    return join([element("h3", title), table([heading, *kinds, "sent"], rows)])
+        read = [row.size_bytes for row in shares if row.size_bytes is not None]
+        rows.append([name, *map(fixed, sums), _bytes(sum(read) if read else None)])
+    return join([element("h3", title), table([heading, *kinds, "read"], rows)])
 
 
 def _lost(run: Run) -> Markup:
