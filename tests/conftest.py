@@ -8,10 +8,14 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 import signal  # noqa: E402
+import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+
+# Where the makers of test data lie, for the tests of other folders too.
+sys.path.append(str(Path(__file__).parent / "unit"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +35,16 @@ def an4() -> Path:
     path = Path(folder)
     assert (path / "manifest.jsonl").is_file(), f"ANTIPHON_AN4={folder} holds no manifest.jsonl"
     return path
+
+
+@pytest.fixture(scope="session")
+def aligned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared and aligned folder of synthetic speech, made once; tests that change it take a copy."""
+    from synthetic import write_trainable
+
+    from antiphon.recipes.align import align
+
+    folder = tmp_path_factory.mktemp("synthetic") / "data"
+    write_trainable(folder)
+    align(folder, progress=lambda line: None)
+    return folder

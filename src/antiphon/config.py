@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ def _build(section: type[Section], values: Mapping[str, Any]) -> Section:
 
 
 def _at_least(name: str, value: float, least: float, reason: str = "") -> None:
-    if value < least:
+    if not value >= least:  # so that NaN is refused too
         raise ArgumentError(f"{name} must be at least {least:g}{f' ({reason})' if reason else ''}, not {value:g}")
 
 
@@ -72,8 +73,8 @@ class Schedule:
     def __post_init__(self) -> None:
         """Check the bounds."""
         for name in ("lr", "first_lr"):
-            if not getattr(self, name) > 0:
-                raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ArgumentError(f"{name} must be above 0 and finite, not {getattr(self, name)}")
         if not 0 <= self.warmup_epochs <= self.hold_epochs:
             raise ArgumentError(
                 f"warmup_epochs ({self.warmup_epochs:g}) must lie between 0 and hold_epochs ({self.hold_epochs:g})"
@@ -117,7 +118,7 @@ class TrainConfig:
         if not self.timeout_s > 0:
             raise ArgumentError(f"timeout_s must be above 0, not {self.timeout_s}")
         for learner, factor in self.slow.items():
-            if not 0 <= learner < self.learners or factor < 1:
+            if not 0 <= learner < self.learners or not 1 <= factor < math.inf:
                 raise ArgumentError(
                     f"slow {learner}={factor:g}: learners are 0..{self.learners - 1}, the factor is 1 or more"
                 )

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from antiphon.config import TrainConfig, parse_slow
 from antiphon.errors import ArgumentError
 from antiphon.records import Json
 
@@ -50,30 +51,44 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Json:
     """Train, then print what came out."""
     try:
-        from antiphon.config import parse_slow
-        from antiphon.recipes.train import stored_config, train
+        from antiphon.recipes.train import train
         from antiphon.report.tables import print_table, run_table
-        from antiphon.speech.model import preset
     except ModuleNotFoundError as error:
         raise ArgumentError(
             f"train needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
         ) from None
-    config = stored_config(args.data)
-    if args.model:
-        config = config.with_changes(**preset(args.model))
-    names = (
-        "strategy learners batch epochs lr first_lr warmup_epochs hold_epochs momentum clip layers cells bottleneck"
-        " dropout seed"
-    )
-    config = config.with_changes(
-        **{name: getattr(args, name) for name in names.split()},
-        threads_per_learner=args.threads,
-        timeout_s=args.timeout,
-        slow=parse_slow(args.slow) or None,
-    )
+    config = _config(args)
     summary = train(args.data, args.out, config, align=args.align, resume=args.resume, overwrite=args.overwrite)
     file = sys.stderr if args.json else sys.stdout
     if "wall_s" in summary:
         print_table(run_table([summary]), file)
         print(summary["out"], file=file)
     return summary
+
+
+def _config(args: argparse.Namespace) -> TrainConfig:
+    """Return the corpus's settings with those given; or, to resume, the run's own, from which none may differ."""
+    from antiphon.recipes.acoustics import Acoustics
+    from antiphon.recipes.train import stored_config
+    from antiphon.speech.model import preset
+
+    names = (
+        "strategy learners batch epochs lr first_lr warmup_epochs hold_epochs momentum clip layers cells bottleneck"
+        " dropout seed"
+    )
+    own = {name: getattr(args, name) for name in names.split() if getattr(args, name) is not None}
+    given = {
+        **(preset(args.model) if args.model else {}),
+        **own,
+        "threads_per_learner": args.threads,
+        "timeout_s": args.timeout,
+        "slow": parse_slow(args.slow) or None,
+    }
+    if not args.resume:
+        return stored_config(args.data).with_changes(**given)
+    config = Acoustics.of_run(args.out).config
+    if other := [name for name, value in given.items() if config.with_changes(**{name: value}) != config]:
+        raise ArgumentError(
+            f"--resume goes on with the settings of {args.out}: leave out {', '.join(other)}, or train anew"
+        )
+    return config

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,11 +43,19 @@ class Acoustics:
         try:
             row = read_json(run / CONFIG_NAME)
             config, data, align = TrainConfig.from_json(row["train"]), Path(row["data"]), Path(row["align"])
-        except (DataError, KeyError, TypeError) as error:
-            raise FolderError(f"{run / CONFIG_NAME} cannot be read ({error!r})") from None
+            data_sha256, alignment_sha256 = row["data_sha256"], row["alignment_sha256"]
+        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise FolderError(
+                f"{run / CONFIG_NAME} does not hold a run's settings ({reason}): train again with --overwrite"
+            ) from None
         acoustics = cls.of_data(config, data, align)
-        if acoustics.data.sha256 != row["data_sha256"]:
-            raise FolderError(f"{data} has changed since {run} was trained on it: train again")
+        for folder, now, then in (
+            (data, acoustics.data.sha256, data_sha256),
+            (align, acoustics.alignment_sha256, alignment_sha256),
+        ):
+            if now != then:
+                raise FolderError(f"{folder} has changed since {run} was trained on it: train again")
         return acoustics
 
     @classmethod
@@ -67,9 +77,15 @@ class Acoustics:
             "data": str(self.data.folder.resolve()),
             "align": str(self.alignment.folder.resolve()),
             "data_sha256": self.data.sha256,
+            "alignment_sha256": self.alignment_sha256,
             "features": FEATURES,
             "states": self.alignment.states,
         }
+
+    @property
+    def alignment_sha256(self) -> str:
+        """Fingerprint of the states of all frames: other states of the same number make nonsense of a model."""
+        return hashlib.sha256(np.ascontiguousarray(self.alignment.pdf_T).data).hexdigest()
 
     def model(self) -> LstmAcousticModel:
         """Build the model; the weights depend on the seed alone."""
@@ -86,7 +102,11 @@ class Acoustics:
 
 @torch.no_grad()
 def heldout(model: nn.Module, samples: Subsequences, batch: int = 256) -> tuple[float, float]:
-    """Return the cross-entropy in nats a frame and the share of frames whose state is found."""
+    """Return the cross-entropy in nats a frame and the share of frames whose state is found.
+
+    Raises:
+        DataError: no frame is aligned.
+    """
     model.eval()
     loss = right = frames = 0.0
     for begin in range(0, len(samples), batch):
@@ -95,4 +115,6 @@ def heldout(model: nn.Module, samples: Subsequences, batch: int = 256) -> tuple[
         loss += float(nn.functional.cross_entropy(logits_NS, targets_N, reduction="sum"))
         right += float((logits_NS.argmax(1) == targets_N).sum())
         frames += float((targets_N >= 0).sum())
+    if not frames:
+        raise DataError("no frame of the held-out utterances is aligned: align the corpus again, or split it otherwise")
     return loss / frames, right / frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ import torch
 
 from antiphon.errors import ArgumentError, DataError, FolderError
 from antiphon.recipes.acoustics import MODEL_NAME, Acoustics
-from antiphon.records import SUMMARY_NAME, FolderLock, Json, read_json, record, write_json, write_text
+from antiphon.records import CONFIG_NAME, SUMMARY_NAME, FolderLock, Json, read_json, record, write_json, write_text
 from antiphon.speech.decoding import Decoder, Scores, choose_scale, scaled
 from antiphon.speech.manifest import SPLITS, Utterance
 from antiphon.speech.model import LstmAcousticModel, log_posteriors
 from antiphon.speech.scoring import WordErrors, score, wer_line, write_trn
+from antiphon.training import checkpoint
 
 WER_NAME = "wer.json"
 SCALES = (0.1, 0.07, 0.15, 0.05, 0.2, 0.3)
@@ -49,13 +51,17 @@ def decode(
         What ``wer.json`` holds; for the test split the run's ``summary.json`` holds the error rate too.
 
     Raises:
-        ArgumentError: an unknown split, or one of scale and weight without the other.
+        ArgumentError: an unknown split, a number outside its bounds, or one of scale and weight without the other.
         FolderError: the run is not whole, or its data has changed.
     """
     if split not in SPLITS:
         raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, not '{split}'")
     if (scale is None) != (prior_weight is None):
         raise ArgumentError("give both --scale and --prior-weight, or neither: they are chosen on dev together")
+    if scale is not None and not 0 < scale < math.inf:
+        raise ArgumentError(f"scale must be above 0 and finite, not {scale}")
+    if prior_weight is not None and not 0 <= prior_weight < math.inf:
+        raise ArgumentError(f"prior_weight must be at least 0 and finite, not {prior_weight}")
     acoustics = Acoustics.of_run(run)
     utterances = acoustics.data.split(split)
     with FolderLock(run):
@@ -132,10 +138,11 @@ def load_model(run: Path, acoustics: Acoustics) -> LstmAcousticModel:
     if not path.is_file() or not (run / SUMMARY_NAME).is_file():
         raise FolderError(f"{run} was not trained to its end (no {SUMMARY_NAME}): go on with `antiphon train --resume`")
     model = acoustics.model()
+    state = checkpoint.load(path)
     try:
-        model.load_state_dict(torch.load(path, weights_only=True))
-    except (OSError, RuntimeError, EOFError) as error:
-        raise FolderError(f"{path} cannot be read: {error}") from None
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError):
+        raise FolderError(f"{path} holds other weights than {run / CONFIG_NAME} describes: train again") from None
     return model.eval()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphon.config import TrainConfig
 from antiphon.errors import ArgumentError
 from antiphon.recipes.align import align
 from antiphon.recipes.decode import decode
@@ -14,6 +15,7 @@ from antiphon.recipes.prepare import prepare
 from antiphon.recipes.train import stored_config, train
 from antiphon.records import FolderLock, Json, output_folder, record, write_json
 from antiphon.report.page import write_report
+from antiphon.strategies import strategy_class
 
 STAGES = ("prepare", "align", "train", "decode", "report")
 DEMO_NAME = "demo.json"
@@ -62,7 +64,23 @@ class Demo:
         result = {**record("demo"), **{k: v for k, v in result.items() if k not in ("schema", "command")}}
         return {**result, "seconds": {**seconds, "total": round(sum(seconds.values()), 2)}, "out": str(self.out)}
 
-    def _config(self, data: Path):  # type: ignore[no-untyped-def]
+    def check(self) -> None:
+        """Find a mistake in what training is asked for now, not when data are prepared and aligned.
+
+        Raises:
+            ArgumentError: an unknown strategy, or a number outside its bounds.
+        """
+        # The batch is the corpus's, and not yet known.
+        TrainConfig(
+            strategy=self.strategy or TrainConfig.strategy,
+            learners=TrainConfig.learners if self.learners is None else self.learners,
+            epochs=TrainConfig.epochs if self.epochs is None else self.epochs,
+            seed=self.seed,
+            batch=max(TrainConfig.batch, self.learners or 0),
+        )
+        strategy_class(self.strategy or TrainConfig.strategy)
+
+    def _config(self, data: Path) -> TrainConfig:
         return stored_config(data).with_changes(
             strategy=self.strategy, learners=self.learners, epochs=self.epochs, seed=self.seed
         )
@@ -91,6 +109,7 @@ def demo(wanted: Demo, stage: str | None, *, overwrite: bool, tell: Callable[[st
         UserError: the folder is not empty, or a stage finds something wrong.
     """
     first, last = parse_stages(stage)
+    wanted.check()
     again = first != STAGES[0]
     output_folder(wanted.out, overwrite=overwrite and not again, resume=again)
     with FolderLock(wanted.out):

@@ -28,6 +28,7 @@ from antiphon.records import (
     FolderLock,
     Json,
     output_folder,
+    read_json,
     record,
     write_json,
 )
@@ -69,6 +70,8 @@ def train(
         LearnerError: learners failed.
     """
     strategy_class(config.strategy)
+    if resume and overwrite:
+        raise ArgumentError("--resume goes on with what --overwrite deletes: pass one of the two")
     place = Place.find()
     if place.folder is not None:
         if config.learners != place.learners:
@@ -77,6 +80,13 @@ def train(
             learn(out)
             return {"schema": 1, "command": "train", "learner": place.learner, "out": str(out)}
     acoustics = Acoustics.of_run(out) if resume else Acoustics.of_data(config, data, align)
+    if resume and acoustics.data.folder.resolve() != data.resolve():
+        raise ArgumentError(
+            f"{out} was trained on {acoustics.data.folder}: --resume goes on with that, not with {data}"
+        )
+    if resume and (out / SUMMARY_NAME).is_file():
+        print(f"antiphon: {out} was trained to its end already", file=sys.stderr)
+        return read_json(out / SUMMARY_NAME)
     # Found out before the first process starts: too few samples, a split without utterances.
     EpochOrder(len(acoustics.samples("train")), acoustics.config.local_batch, acoustics.config.learners)
     acoustics.samples("dev")
@@ -173,7 +183,7 @@ class _Run:
         self.epoch = (self.first_ticket + int(block.board_LC[:, Col.STEPS].sum())) / self.order.batches
         if now - self.told_s >= PROGRESS_S:
             self._tell(watched, now)
-        if int(self.epoch) > self.evaluated and self.epoch < self.config.epochs:
+        if int(self.epoch) > self.evaluated and self.epoch < self.config.epochs and watched.present:
             self.evaluated = int(self.epoch)
             self._evaluate(watched, watched.present)
             self._checkpoint(watched, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -21,11 +21,36 @@ def save(path: Path, state: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        torch.save(state, beside)
+        with beside.open("wb") as file:
+            _write(state, file, path)
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _write(state: Any, file: BinaryIO, path: Path) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        # torch tells of a failed write in words of its own; what the system said, such as a full disk, lies beneath.
+        if isinstance(said := error.__context__, OSError):
+            raise OSError(said.errno, said.strerror, str(path)) from error
+        raise
+
+
+def load(path: Path) -> Any:
+    """Read what `save` wrote.
+
+    Raises:
+        FolderError: the file is missing or broken.
+    """
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # the bytes of a broken file may fail the reader in any way
+        raise FolderError(f"{path} is not a whole file of weights ({type(error).__name__})") from error
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -44,9 +69,9 @@ def load_latest(run: Path) -> dict[str, Any]:
     if not found:
         raise FolderError(f"{run} has no checkpoint to resume from: start it anew with --overwrite")
     try:
-        state: dict[str, Any] = torch.load(found[-1], weights_only=True)
-    except (OSError, RuntimeError, EOFError) as error:
-        raise FolderError(f"{found[-1]} cannot be read ({error}): delete it to resume from the one before") from None
+        state: dict[str, Any] = load(found[-1])
+    except FolderError as error:
+        raise FolderError(f"{error}: delete it to resume from the one before") from error
     return state
 
 
