@@ -1,0 +1,184 @@
+"""What the engine costs one learner: seconds a step through it over those of a plain PyTorch loop.
+
+Both train the default acoustic model in this process, on the same batches with the same dropout and one thread, in
+blocks of steps that take turns: plain, engine, plain, engine. They end with the same weights.
+
+example: python benchmarks/overhead.py --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import common
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from antiphon.config import TrainConfig
+from antiphon.errors import DeadlineError
+from antiphon.learner.learner import Learner
+from antiphon.learner.progress import EpochOrder
+from antiphon.records import Json, record
+from antiphon.strategies import STRATEGIES
+
+POOL = 512
+WARMUP_STEPS = 5
+STEP_LIMIT_S = 10.0
+"""No machine on which this is worth measuring takes as long for a step."""
+
+Loop = Iterator[None]
+"""Makes one step each time it is asked for the next element."""
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """As many samples as one epoch needs, drawn from a small pool: nothing depends on an epoch's end."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.features_BTF, self.targets_BT = common.random_frames(POOL)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.features_BTF[index % POOL], self.targets_BT[index % POOL]
+
+
+@dataclass
+class Seconds:
+    """What a block of steps took."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, loop: Loop, steps: int) -> None:
+        """Make ``steps`` steps, and add what they took."""
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        for _ in range(steps):
+            next(loop)
+        self.wall_s += time.perf_counter() - wall_s
+        self.cpu_s += time.process_time() - cpu_s
+
+
+def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[tuple[Tensor, Tensor]]) -> Loop:
+    """Train as one would without Antiphon."""
+    for features_BTF, targets_BT in loader:
+        optimizer.zero_grad()
+        common.loss_of(model, features_BTF, targets_BT).backward()
+        optimizer.step()
+        yield
+
+
+def engine_loop(learner: Learner, loader: DataLoader[tuple[Tensor, Tensor]]) -> Loop:
+    """Train through the engine: the same lines within ``learner.step()``."""
+    model, optimizer = learner.model, learner.optimizer
+    for features_BTF, targets_BT in loader:
+        with learner.step():
+            optimizer.zero_grad()
+            common.loss_of(model, features_BTF, targets_BT).backward()
+            optimizer.step()
+        yield
+
+
+def measure(plain: Loop, engine: Loop, repeats: int, blocks: int, steps: int) -> list[tuple[Seconds, Seconds]]:
+    """Return what each repeat took, plain and engine: the sums of ``blocks`` blocks of ``steps`` steps of each."""
+    deadline_s = time.monotonic() + STEP_LIMIT_S * 2 * (WARMUP_STEPS + repeats * blocks * steps)
+    for loop in (plain, engine):
+        torch.manual_seed(0)
+        Seconds().add(loop, WARMUP_STEPS)
+    pairs = []
+    for repeat in range(repeats):
+        pair = Seconds(), Seconds()
+        for block in range(blocks):
+            for loop, seconds in zip((plain, engine), pair, strict=True):
+                torch.manual_seed(1 + repeat * blocks + block)  # the same dropout in both
+                seconds.add(loop, steps)
+                if time.monotonic() > deadline_s:
+                    raise DeadlineError(f"a step takes longer than {STEP_LIMIT_S:g} s: measure on a faster machine")
+        pairs.append(pair)
+        common.progress(f"repeat {repeat + 1} of {repeats}: ratio {pair[1].wall_s / pair[0].wall_s:.4f}")
+    return pairs
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the script's own arguments."""
+    config = TrainConfig()
+    parser.add_argument("--strategy", default=config.strategy, choices=sorted(STRATEGIES), help="of the one learner")
+    parser.add_argument("--batch", type=int, default=config.local_batch, metavar="B", help="samples of one step")
+    parser.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks of each loop in a repeat")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps of a block")
+
+
+def run(args: argparse.Namespace) -> Json:
+    """Measure, print, and return the record."""
+    for name in ("batch", "blocks", "steps"):
+        common.at_least(f"--{name}", getattr(args, name), 1)
+    torch.set_num_threads(1)
+    result = record("benchmarks/overhead.py", threads_per_learner=1)
+    total = WARMUP_STEPS + args.repeats * args.blocks * args.steps
+    samples = Samples(total * args.batch)
+    order = EpochOrder(len(samples), args.batch, learners=1)
+    plain_model, plain_optimizer = common.acoustic_model()
+    plain_loader = DataLoader(samples, batch_sampler=[order.batch(ticket) for ticket in range(total)])
+    learner = Learner(*common.acoustic_model(), args.strategy)
+    try:
+        engine_loader = DataLoader(samples, batch_sampler=learner.batch_sampler(samples, args.batch))
+        pairs = measure(
+            plain_loop(plain_model, plain_optimizer, plain_loader),
+            engine_loop(learner, engine_loader),
+            args.repeats,
+            args.blocks,
+            args.steps,
+        )
+    finally:
+        learner.close()
+    difference = max(
+        float((a - b).detach().abs().max())
+        for a, b in zip(plain_model.parameters(), learner.model.parameters(), strict=True)
+    )
+    result |= fields(pairs, args.blocks * args.steps)
+    result |= {
+        "strategy": args.strategy,
+        "batch": args.batch,
+        "parameters": sum(parameter.numel() for parameter in plain_model.parameters()),
+        "repeats": args.repeats,
+        "blocks": args.blocks,
+        "steps_per_block": args.steps,
+        "largest_weight_difference": difference,
+    }
+    show(result, args.json)
+    return result
+
+
+def fields(pairs: list[tuple[Seconds, Seconds]], steps: int) -> Json:
+    """Return the medians of the repeats, and the repeats as ``samples``."""
+    samples = {
+        "ratio": [engine.wall_s / plain.wall_s for plain, engine in pairs],
+        "cpu_ratio": [engine.cpu_s / plain.cpu_s for plain, engine in pairs],
+        "plain_step_s": [plain.wall_s / steps for plain, _ in pairs],
+        "engine_step_s": [engine.wall_s / steps for _, engine in pairs],
+    }
+    return {**{name: common.median(values) for name, values in samples.items()}, "samples": samples}
+
+
+def show(result: Json, as_json: bool) -> None:
+    """Print the table."""
+    low, high = min(result["samples"]["ratio"]), max(result["samples"]["ratio"])
+    rows = [
+        ["plain loop, ms a step", f"{result['plain_step_s'] * 1e3:.2f}"],
+        ["one learner, ms a step", f"{result['engine_step_s'] * 1e3:.2f}"],
+        ["ratio", f"{result['ratio']:.4f}  ({low:.4f} to {high:.4f})"],
+        ["ratio of CPU time", f"{result['cpu_ratio']:.4f}"],
+        ["largest difference of weights", f"{result['largest_weight_difference']:g}"],
+        ["load at start", f"{result['environment']['load_at_start']}"],
+    ]
+    common.print_table("What the engine costs one learner", ["", "median"], rows, as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(__doc__ or "", configure, run))

@@ -1,0 +1,213 @@
+"""The benchmarks: their arguments, their fields, how steps are counted; the claims are theirs alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from antiphon.errors import ArgumentError
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MODULES = ("common", "overhead", "straggling", "stragglers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _path() -> Iterator[None]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def common() -> ModuleType:
+    return importlib.import_module("common")
+
+
+@pytest.fixture
+def overhead() -> ModuleType:
+    return importlib.import_module("overhead")
+
+
+@pytest.fixture
+def straggling() -> ModuleType:
+    return importlib.import_module("straggling")
+
+
+@pytest.fixture
+def stragglers() -> ModuleType:
+    return importlib.import_module("stragglers")
+
+
+def args_of(module: ModuleType, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.configure(parser)
+    return parser.parse_args(words)
+
+
+# --- overhead
+
+
+def test_overhead_gives_its_fields_and_the_weights_of_the_plain_loop(
+    common: ModuleType, overhead: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--repeats", "1", "--blocks", "2", "--steps", "2", "--batch", "2", "--json"]
+    assert common.main("", overhead.configure, overhead.run, words) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out.splitlines()[-1])
+    assert out.count("\n") == 1 and "ratio" in err
+    assert result["schema"] == 1 and result["command"] == "benchmarks/overhead.py"
+    assert result["environment"]["threads_per_learner"] == 1
+    samples = result["samples"]
+    assert set(samples) == {"ratio", "cpu_ratio", "plain_step_s", "engine_step_s"}
+    assert result["ratio"] == samples["ratio"][0] == pytest.approx(result["engine_step_s"] / result["plain_step_s"])
+    assert result["parameters"] > 500_000
+    assert result["largest_weight_difference"] == 0.0
+
+
+def test_overhead_sums_repeats_up_by_the_median_of_their_ratios(overhead: ModuleType) -> None:
+    seconds = overhead.Seconds
+    pairs = [(seconds(2.0, 1.0), seconds(2.0, 1.0)), (seconds(1.0, 1.0), seconds(3.0, 2.0))]
+    pairs.append((seconds(4.0, 1.0), seconds(5.0, 1.0)))
+    fields = overhead.fields(pairs, steps=10)
+    assert fields["samples"]["ratio"] == [1.0, 3.0, 1.25]
+    assert (fields["ratio"], fields["cpu_ratio"]) == (1.25, 1.0)
+    assert (fields["plain_step_s"], fields["engine_step_s"]) == (0.2, 0.3)
+
+
+@pytest.mark.parametrize("words", [["--repeats", "0"], ["--steps", "0"], ["--batch", "0"]])
+def test_a_number_outside_its_bound_is_told_in_one_line(
+    common: ModuleType, overhead: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert common.main("", overhead.configure, overhead.run, words) == 2
+    assert f"{words[0]} must be at least 1, not 0" in capsys.readouterr().err
+
+
+# --- stragglers: what is asked for
+
+
+def test_defaults_are_the_documented_ones(stragglers: ModuleType) -> None:
+    args = args_of(stragglers)
+    assert stragglers.strategies_of(args.strategies) == [
+        "random-ring",
+        "fixed-ring",
+        "allreduce",
+        "sync-ring",
+        "delay-by-one",
+        "ddp",
+    ]
+    job = stragglers.job_of(args)
+    assert (job.learners, job.slow, args.load, args.seconds) == (4, {3: 10.0}, "waiting", 20.0)
+    assert job.factors == [1.0, 1.0, 1.0, 10.0]
+
+
+def test_a_job_survives_its_way_to_a_learner(stragglers: ModuleType, straggling: ModuleType) -> None:
+    job = stragglers.job_of(args_of(stragglers, "--learners", "3", "--slow", "0=2.5", "--slow", "2=4", "--batch", "9"))
+    assert straggling.Job.from_text(job.to_text()) == job
+    assert (job.local_batch, job.factors) == (3, [2.5, 1.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--learners", "1"], "--learners must be at least 2, not 1"),
+        (["--slow", "4=10"], "learners are 0..3"),
+        (["--slow", "3=0.5"], "the factor is 1 or more"),
+        (["--slow", "three"], "expected LEARNER=FACTOR"),
+        (["--seconds", "0"], "--seconds must be at least 1"),
+        (["--wait", "-1"], "--wait must be at least 0"),
+        (["--batch", "3"], "batch must be at least 4"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(stragglers: ModuleType, words: list[str], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text.replace(".", r"\.")):
+        stragglers.job_of(args_of(stragglers, *words))
+
+
+def test_unknown_and_repeated_strategies_are_refused(stragglers: ModuleType) -> None:
+    with pytest.raises(ArgumentError, match="did you mean 'random-ring'"):
+        stragglers.strategies_of("ddp,random_ring")
+    with pytest.raises(ArgumentError, match="name each only once"):
+        stragglers.strategies_of("ddp,ddp")
+
+
+# --- stragglers: what is counted
+
+
+def test_ideal_rates(stragglers: ModuleType) -> None:
+    steps_s = [0.2, 0.2, 0.2, 2.0]
+    assert stragglers.ideal_steps_per_s("fixed-ring", steps_s) == pytest.approx(15.5)
+    for strategy in ("allreduce", "sync-ring", "delay-by-one", "ddp"):
+        assert stragglers.ideal_steps_per_s(strategy, steps_s) == pytest.approx(2.0)
+
+
+def trace(straggling: ModuleType, ends_s: np.ndarray, cpu_s: float, size: int) -> np.ndarray:
+    """Return the trace of steps that end at ``ends_s``, with so much CPU time and so many bytes each."""
+    count_K = np.arange(len(ends_s))
+    return np.stack([ends_s, count_K * cpu_s, count_K * float(size)], axis=1)
+
+
+@pytest.mark.parametrize("begin_s", [100.0, 100.7, 101.9])
+def test_steps_cut_by_an_edge_count_in_part(straggling: ModuleType, begin_s: float) -> None:
+    fast = trace(straggling, np.arange(99.93, 112, 0.2), cpu_s=0.02, size=8)
+    slow = trace(straggling, np.arange(99.1, 115, 2.0), cpu_s=0.03, size=4)
+    window = straggling.window_of([fast, slow], begin_s, begin_s + 5.3)
+    assert window.steps_per_s_L == pytest.approx([5.0, 0.5])
+    assert window.cpu_share_L == pytest.approx([0.1, 0.015])
+    assert window.steps_per_s == pytest.approx(5.5)
+    assert window.bytes_per_step == pytest.approx((5.0 * 8 + 0.5 * 4) / 5.5)
+
+
+def test_a_trace_that_is_being_written_is_read_up_to_its_last_whole_row(straggling: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "learner-0.steps"
+    assert straggling._read(path).shape == (0, 3)
+    path.write_bytes(straggling.TRACE.pack(1.0, 2.0, 3.0) + straggling.TRACE.pack(4.0, 5.0, 6.0)[:20])
+    assert straggling._read(path).tolist() == [[1.0, 2.0, 3.0]]
+
+
+def test_rows_hold_medians_of_ratios_within_a_repeat(stragglers: ModuleType, straggling: ModuleType) -> None:
+    job = stragglers.job_of(args_of(stragglers))
+
+    def window(*rates_L: float) -> object:
+        return straggling.Window(list(rates_L), [0.1 * rate / rates_L[0] for rate in rates_L], 8.0)
+
+    def repeat(speed: float, ddp: float) -> object:
+        alone = {1.0: window(speed), 10.0: window(speed / 10)}
+        ring = window(*[0.9 * speed] * 3, 0.09 * speed)
+        return stragglers.Repeat(alone, {"random-ring": ring, "ddp": window(*[ddp / 4] * 4)})
+
+    repeats = [repeat(5.0, 2.0), repeat(4.0, 1.0), repeat(2.0, 0.9)]
+    row = stragglers.row("random-ring", "waiting", job, repeats)
+    assert row["samples"]["ideal_steps_per_s"] == pytest.approx([15.5, 12.4, 6.2])
+    assert row["samples"]["over_ideal"] == pytest.approx([0.9, 0.9, 0.9])
+    assert row["samples"]["over_ddp"] == pytest.approx([6.975, 11.16, 6.2])
+    assert row["over_ddp"] == pytest.approx(6.975)
+    assert row["steps_per_s"] == pytest.approx(11.16)
+    assert row["cpu_share"] == pytest.approx(0.1)
+    assert row["cpu_share_by_learner"] == pytest.approx([0.1, 0.1, 0.1, 0.01])
+    assert row["bytes_read_per_step"] == 8.0
+    reference = stragglers.row("ddp", "waiting", job, repeats)
+    assert reference["over_ddp"] == 1.0 and reference["bytes_read_per_step"] is None
+    assert stragglers.alone_row("waiting", job, repeats)["step_s_by_learner"] == pytest.approx([0.25] * 3 + [2.5])
+
+
+@pytest.mark.parametrize("name", ["overhead", "stragglers"])
+def test_help_shows_an_example_and_no_hidden_argument(
+    common: ModuleType, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    module = importlib.import_module(name)
+    with pytest.raises(SystemExit) as stop:
+        common.main(module.__doc__, module.configure, module.run, ["--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "--repeats" in out and "--json" in out and f"example: python benchmarks/{name}.py" in out
+    assert "--worker" not in out
