@@ -48,7 +48,7 @@ def learn(run: Path) -> None:
     # Dropout must differ between learners, and between a run and its resumption.
     torch.manual_seed(hash((config.seed, learner.number, first_ticket)))
     try:
-        _work(learner, acoustics)
+        _work(learner, acoustics, first_ticket)
         learner.finish()
         folder = learner.block.folder
         (folder / f"learner-{learner.number}.json").write_text(json.dumps(learner.metrics))
@@ -57,7 +57,7 @@ def learn(run: Path) -> None:
         learner.close()
 
 
-def _work(learner: Learner, acoustics: Acoustics) -> None:
+def _work(learner: Learner, acoustics: Acoustics, first_ticket: int) -> None:
     config, samples = acoustics.config, acoustics.samples("train")
     model, optimizer = learner.model, learner.optimizer
     gauges = learner.block.gauges_LC[learner.number]
@@ -65,8 +65,9 @@ def _work(learner: Learner, acoustics: Acoustics) -> None:
     model.train()
     while sampler.epoch < config.epochs and not learner.stopping():
         for indices in sampler:
+            lr = config.schedule.at(_epoch(learner, first_ticket))
             for group in optimizer.param_groups:
-                group["lr"] = config.schedule.at(learner.epoch)
+                group["lr"] = lr
             with learner.step():
                 features_BTF, targets_BT = samples.batch(indices, epoch=int(learner.epoch))
                 optimizer.zero_grad()
@@ -80,13 +81,23 @@ def _work(learner: Learner, acoustics: Acoustics) -> None:
                 value = loss.item()
                 if value != value:
                     raise LearnerError(
-                        f"the loss is not a number in step {learner.round} at learning rate"
-                        f" {config.schedule.at(learner.epoch):g}: lower --lr, or clip more with --clip"
+                        f"the loss is not a number in step {learner.round} at learning rate {lr:g}: lower --lr,"
+                        " or clip more with --clip"
                     )
                 optimizer.step()
             gauges[Gauge.LOSS] += value * frames
             gauges[Gauge.WEIGHT] += frames
             gauges[Gauge.EPOCH] = learner.epoch
+
+
+def _epoch(learner: Learner, first_ticket: int) -> float:
+    """Return how far the work has come; learners that wait for each other agree on it to the last bit.
+
+    Their tickets of one round differ, and so would their learning rates and, in time, their weights.
+    """
+    if not learner.strategy.waits or learner.order is None:
+        return learner.epoch
+    return (first_ticket + learner.round * learner.learners) / learner.order.batches
 
 
 if __name__ == "__main__":
