@@ -73,6 +73,18 @@ def test_the_folder_is_ones_own_and_goes_with_the_run(block):
     assert block.board_LC[0, Col.STEPS] == 1
 
 
+def test_what_killed_runs_left_is_swept_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, beginning, other = Block.create(2), tmp_path / "antiphon-beginning", tmp_path / "other"
+    for folder in (beginning, other, tmp_path / "antiphon-killed"):
+        folder.mkdir()
+    for folder in (other, tmp_path / "antiphon-killed"):
+        (folder / "block").symlink_to(f"/proc/{2**22 + 1}/fd/3")
+    Block.create(2).remove()
+    assert set(tmp_path.iterdir()) == {living.folder, beginning, other}
+    living.remove()
+
+
 def test_a_folder_open_to_others_is_refused(block):
     block.folder.chmod(0o755)
     with pytest.raises(ArgumentError, match="mode 0700"):

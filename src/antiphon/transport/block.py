@@ -110,7 +110,9 @@ class Block:
         """Make the block of a new run, and its folder where none is given."""
         if learners < 1:
             raise ArgumentError(f"learners must be at least 1, not {learners}")
-        folder = folder or Path(tempfile.mkdtemp(prefix="antiphon-"))
+        if folder is None:
+            sweep(Path(tempfile.gettempdir()))
+            folder = Path(tempfile.mkdtemp(prefix="antiphon-"))
         fd = os.memfd_create("antiphon-block")
         block = cls(folder, fd, learners)
         block.head[Head.LEARNERS], block.head[Head.MAGIC] = learners, MAGIC
@@ -207,6 +209,14 @@ class Block:
         words = np.frombuffer(self._map, np.int64, count, self._taken * 8).reshape(shape)
         self._taken += count
         return words
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders of runs whose launcher was killed: their memory is gone, and with it all learners."""
+    for folder in parent.glob("antiphon-*"):
+        link = folder / "block"
+        if link.is_symlink() and link.lstat().st_uid == os.getuid() and not link.exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def process_runs(pid: int) -> bool:
