@@ -166,7 +166,8 @@ class Learner:
         Args:
             dataset: anything with a length; its order is shuffled anew each epoch, the same for all learners.
             batch: samples over all learners in one step of each; a learner takes batch / learners of them.
-            epochs: how many there will be, where known: at the end of the last, what a dead learner left is done too.
+            epochs: how many there will be, where known: at the end of the last, what a dead learner left is done too;
+                by a DataLoader with workers, only what it left before the others had drawn their last.
 
         Raises:
             ArgumentError: the batch is smaller than the number of learners, or the data set is.
