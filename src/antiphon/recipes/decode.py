@@ -135,7 +135,7 @@ def load_model(run: Path, acoustics: Acoustics) -> LstmAcousticModel:
         FolderError: training has not come to its end, or the model's file is broken.
     """
     path = run / MODEL_NAME
-    if not path.is_file() or not (run / SUMMARY_NAME).is_file():
+    if not (run / SUMMARY_NAME).is_file():
         raise FolderError(f"{run} was not trained to its end (no {SUMMARY_NAME}): go on with `antiphon train --resume`")
     model = acoustics.model()
     state = checkpoint.load(path)

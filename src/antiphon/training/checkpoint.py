@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -22,21 +22,15 @@ def save(path: Path, state: Any) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
-            _write(state, file, path)
+            torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
-        raise
-
-
-def _write(state: Any, file: BinaryIO, path: Path) -> None:
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
         # torch tells of a failed write in words of its own; what the system said, such as a full disk, lies beneath.
-        if isinstance(said := error.__context__, OSError):
+        said = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(said, OSError):
             raise OSError(said.errno, said.strerror, str(path)) from error
         raise
 
@@ -49,6 +43,8 @@ def load(path: Path) -> Any:
     """
     try:
         return torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise FolderError(f"{path} is not there") from None
     except Exception as error:  # the bytes of a broken file may fail the reader in any way
         raise FolderError(f"{path} is not a whole file of weights ({type(error).__name__})") from error
 
