@@ -108,10 +108,19 @@ def measure(plain: Loop, engine: Loop, repeats: int, blocks: int, steps: int) ->
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the script's own arguments."""
     config = TrainConfig()
-    parser.add_argument("--strategy", default=config.strategy, choices=sorted(STRATEGIES), help="of the one learner")
-    parser.add_argument("--batch", type=int, default=config.local_batch, metavar="B", help="samples of one step")
-    parser.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks of each loop in a repeat")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps of a block")
+    parser.add_argument(
+        "--strategy",
+        default=config.strategy,
+        choices=sorted(STRATEGIES),
+        help="of the one learner (default random-ring)",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=config.local_batch, metavar="B", help="samples of one step (default 16)"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=25, metavar="N", help="blocks of each loop in a repeat (default 25)"
+    )
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="steps of a block (default 4)")
 
 
 def run(args: argparse.Namespace) -> Json:
