@@ -19,7 +19,7 @@ from torch import nn
 import antiphon
 from antiphon.errors import LearnerError
 from antiphon.strategies import STRATEGIES
-from antiphon.transport.block import Col, Head
+from antiphon.transport.block import Col, Head, process_runs
 
 NAMES = sorted(STRATEGIES)
 ACCELERATOR_S = 0.01
@@ -197,10 +197,18 @@ def fail_at(number, step):
 
 
 def test_an_error_of_one_is_named_though_the_others_fail_for_it(tmp_path):
-    with (
-        pytest.raises(LearnerError, match="^learner 3 ended with status 1: ValueError: a bad sample"),
-        ForkLaunch(lambda: train("sync-ring", before_step=fail_at(3, 4)), 4, tmp_path) as launch,
-    ):
+    """Even where it is the last to end: it has failed before them, and lingers until one of them is gone."""
+
+    def body():
+        try:
+            train("sync-ring", before_step=fail_at(3, 4))
+        except ValueError:
+            others = [launch.block.board_LC[n, Col.PID] for n in range(3)]
+            until(lambda: not all(process_runs(pid) for pid in others), "another to end")
+            raise
+
+    launch = ForkLaunch(body, 4, tmp_path)
+    with pytest.raises(LearnerError, match="^learner 3 ended with status 1: ValueError: a bad sample"), launch:
         watch(launch)
     assert launch.log(3).count("ValueError: a bad sample") == 1
 

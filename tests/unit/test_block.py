@@ -276,7 +276,7 @@ def test_a_round_ends_at_once_where_a_peer_has_failed(ends):
     ends[0].block.board_LC[2, Col.STATE] = Status.FAILED
     with pytest.raises(LearnerError, match=r"learners \[2\] are gone"):
         ends[0].finish_mix(0)
-    assert ends[0].block.board_LC[0, Col.BEREFT] == 1
+    assert ends[0].block.board_LC[0, Col.BEREFT] == 3
 
 
 def test_weights_that_are_not_finite_end_a_round(ends):

@@ -19,6 +19,7 @@ from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
 STOP_LAG_S = 0.5
+LAST_WORDS_S = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -182,11 +183,15 @@ class Launch:
 
     def _note_ended(self) -> bool:
         """Take note of those that have ended, and say whether all have."""
+        bereft_L = self.block.board_LC[:, Col.BEREFT]
         ended = self._ended_now()
-        if ended:
-            # One that ended for want of another ended after it: the second look has that other for certain.
+        if ended and bereft_L.any():
+            # Whoever they miss has failed first, but may still be at its last words: they are to be heard.
+            for missed in set(bereft_L[bereft_L > 0] - 1).intersection(self._processes):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._processes[missed].wait(LAST_WORDS_S)
             ended = self._ended_now()
-        for number in sorted(ended, key=lambda number: int(self.block.board_LC[number, Col.BEREFT])):
+        for number in sorted(ended, key=lambda number: bool(bereft_L[number])):
             self._ended(number)
         return len(ended) == self.learners
 

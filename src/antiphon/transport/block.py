@@ -56,7 +56,7 @@ class Col(enum.IntEnum):
     REPEATED = 7
     """Samples taken again from a learner that died."""
     BEREFT = 8
-    """1 where it ends for want of another."""
+    """One more than the learner for want of which it ends; 0 otherwise."""
 
 
 class Gauge(enum.IntEnum):

@@ -318,7 +318,7 @@ class SharedTransport(Transport):
                 self._send(peer, Message(Kind.PUBLISHED, self.learner, round.number))
         missing = self._missing(round)
         if lost := [peer for peer in missing if peer in self._gone or self.block.failed(peer)]:
-            self.block.board_LC[self.learner, Col.BEREFT] = 1
+            self.block.board_LC[self.learner, Col.BEREFT] = lost[0] + 1
             raise LearnerError(f"learners {lost} are gone, and this strategy needs them in every round")
         if missing:
             return
