@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
+from antiphon.learner.parameters import state_dict_of, trainable
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
 from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
@@ -76,7 +76,7 @@ class Learner:
         if slow < 1.0:
             raise ArgumentError(f"slow must be at least 1 (that many times as long), not {slow}")
         self.model, self.optimizer, self.seed, self.slow, self.timeout_s = model, optimizer, seed, slow, timeout_s
-        self._parameters = _trainable(model)
+        self._parameters = trainable(model)
         place = Place.find()
         self.number, self.learners = place.learner, place.learners
         self.strategy = kind(self.number, self.learners, seed)
@@ -382,37 +382,3 @@ class BatchSampler:
     def __len__(self) -> int:
         """Return the batches of one epoch that fall to this learner when all are equally fast."""
         return self.order.batches // self.order.learners
-
-
-def state_dict_of(model: nn.Module, weights_N: Tensor) -> dict[str, Tensor]:
-    """Return the model's state_dict with its trainable parameters taken from a flat vector [N]."""
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    offset, places = 0, {}
-    for parameter in _trainable(model):
-        places[id(parameter)] = offset
-        offset += parameter.numel()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in places:
-            begin = places[id(parameter)]
-            state[name] = weights_N[begin : begin + parameter.numel()].view(parameter.shape).clone()
-    return state
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that take part, tied ones once."""
-    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not chosen:
-        raise ArgumentError("the model has no parameter that requires a gradient")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (parameter.dtype != torch.float32 or parameter.device.type != "cpu"):
-            raise ArgumentError(
-                f"parameter {name} is {parameter.dtype} on {parameter.device}: this version exchanges float32"
-                " parameters on the CPU; call model.float().cpu() first"
-            )
-    if any(buffer.is_floating_point() for buffer in model.buffers()):
-        warnings.warn(
-            "the model's floating-point buffers (BatchNorm statistics, say) stay with each learner: recompute them on"
-            " the consensus model before evaluating it (torch.optim.swa_utils.update_bn)",
-            stacklevel=3,
-        )
-    return chosen

@@ -15,7 +15,7 @@ import torch
 
 from antiphon.config import TrainConfig
 from antiphon.errors import ArgumentError, LearnerError
-from antiphon.learner.learner import state_dict_of
+from antiphon.learner.parameters import state_dict_of
 from antiphon.learner.progress import EpochOrder
 from antiphon.recipes.acoustics import MODEL_NAME, Acoustics, heldout
 from antiphon.recipes.curves import Curves
