@@ -18,6 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+# Loaded now, lest a test wait for it while a run that it watches goes on.
+import antiphon.recipes.decode
+import antiphon.recipes.train  # noqa: F401
 from antiphon.cli.main import main
 from antiphon.records import Json, read_events
 from antiphon.transport.block import process_runs

@@ -81,11 +81,16 @@ def test_the_alignment_is_as_documented(prompts: Prepared) -> None:
 
 def test_the_run_is_as_documented(trained: Trained) -> None:
     table = documented("A run: RUN")
-    names = set(table) - {"checkpoints/epoch-NNN.pt", "decode/SPLIT/hyp.trn`, `ref.trn`, `wer.json", "tensorboard/"}
-    assert all((trained.run / name).is_file() for name in names)
-    assert all((trained.run / "decode" / "test" / name).is_file() for name in ("hyp.trn", "ref.trn", "wer.json"))
+    names = {name for name in table if "/" not in name}
+    assert len(names) > 5 and all((trained.run / name).is_file() for name in names)
+    decoded = set(re.findall(r"[\w.]+", next(name for name in table if name.startswith("decode/")))) - {
+        "decode",
+        "SPLIT",
+    }
+    assert decoded == {path.name for path in (trained.run / "decode" / "test").iterdir()}
     assert (trained.run / "checkpoints" / f"epoch-{EPOCHS:03d}.pt").is_file()
     assert list((trained.run / "tensorboard").glob("events.*"))
+    assert len(list((trained.run / "logs").glob("learner-*.log"))) == LEARNERS
     assert [path for path in trained.run.rglob("*") if path.name.endswith(".part") or path.name == "resume.pt"] == []
     documented_fields = fields(table["summary.json"])
     assert len(documented_fields) > 20 and documented_fields <= set(trained.summary)
@@ -127,7 +132,9 @@ def test_events_are_as_documented(trained: Trained) -> None:
     times = [row["time_s"] for row in rows]
     assert times == sorted(times)
     evaluations = events(trained.run, "evaluation")
-    assert [int(row["epoch"]) for row in evaluations] == list(range(1, EPOCHS + 1))
+    epochs = [int(row["epoch"]) for row in evaluations]
+    # On a busy machine two epochs may pass between two looks.
+    assert epochs == sorted(set(epochs)) and epochs[-1] == EPOCHS and len(epochs) > EPOCHS / 2
     assert evaluations[-1]["heldout_loss"] == trained.summary["heldout_loss"] == rows[-1]["heldout_loss"]
     by_learner = [row["steps"] for row in events(trained.run, "learner")]
     assert by_learner == trained.summary["steps_by_learner"]

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> Json:
     if "wall_s" in summary:
         print_table(run_table([summary]), file)
         print(summary["out"], file=file)
+    else:  # another learner of a torchrun job: learner 0 tells what came out
+        args.json = False
     return summary
 
 
