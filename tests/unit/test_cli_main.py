@@ -176,3 +176,19 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.fails_with(ModuleNotFoundError("No module named 'kaldifst'", name="kaldifst"))
+    assert frame.main(["fake"]) == 2
+    assert capsys.readouterr().err == (
+        "antiphon: fake needs kaldifst, which is not installed: pip install 'antiphon[speech]'\n"
+    )
+
+
+def test_a_module_of_our_own_that_is_missing_is_not_the_users_mistake(fake: Fake) -> None:
+    fake.fails_with(ModuleNotFoundError("No module named 'antiphon.gone'", name="antiphon.gone"))
+    with pytest.raises(ModuleNotFoundError):
+        frame.main(["fake"])

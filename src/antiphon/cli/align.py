@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from antiphon.errors import ArgumentError
 from antiphon.records import Json
 
 HELP = "Train a triphone GMM-HMM, align every frame with it, and build the decoding graph."
@@ -29,13 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Json:
     """Align, then print what came out."""
-    try:
-        from antiphon.recipes.align import align
-        from antiphon.speech.scoring import wer_line
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            f"align needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
-        ) from None
+    from antiphon.recipes.align import align
+    from antiphon.speech.scoring import wer_line
+
     result = align(
         args.data,
         out=args.out,

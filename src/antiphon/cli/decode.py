@@ -6,7 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from antiphon.errors import ArgumentError
 from antiphon.records import Json
 
 HELP = "Decode a split with a run's consensus model, and print the word error rate."
@@ -25,13 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Json:
     """Decode, then print the %WER line."""
-    try:
-        from antiphon.recipes.decode import decode
-        from antiphon.speech.scoring import wer_line
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            f"decode needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
-        ) from None
+    from antiphon.recipes.decode import decode
+    from antiphon.speech.scoring import wer_line
+
     result = decode(
         args.run,
         args.split,

@@ -6,7 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from antiphon.errors import ArgumentError
 from antiphon.records import Json
 
 HELP = "Prepare, align, train, decode and report in one go."
@@ -28,14 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Json:
     """Run the stages, then print where the time went and what came out."""
-    try:
-        from antiphon.recipes.demo import Demo, demo
-        from antiphon.report.tables import print_table, run_table
-        from antiphon.speech.scoring import wer_line
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            f"demo needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
-        ) from None
+    from antiphon.recipes.demo import Demo, demo
+    from antiphon.report.tables import print_table, run_table
+    from antiphon.speech.scoring import wer_line
+
     wanted = Demo(args.out, args.corpus, args.source, args.strategy, args.learners, args.epochs, args.seed)
     result = demo(wanted, args.stage, overwrite=args.overwrite, tell=lambda line: print(line, file=sys.stderr))
     file = sys.stderr if args.json else sys.stdout

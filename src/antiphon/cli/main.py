@@ -125,6 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         message, status = "stopped", 130
+    except ModuleNotFoundError as error:
+        if (error.name or "antiphon").partition(".")[0] == "antiphon":
+            raise
+        extra = "pip install 'antiphon[speech]'"
+        print(f"antiphon: {words[0]} needs {error.name}, which is not installed: {extra}", file=sys.stderr)
+        return 2
     except UserError as error:
         message, status = str(error), 2
     except (OSError, AntiphonError) as error:

@@ -50,13 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Json:
     """Train, then print what came out."""
-    try:
-        from antiphon.recipes.train import train
-        from antiphon.report.tables import print_table, run_table
-    except ModuleNotFoundError as error:
-        raise ArgumentError(
-            f"train needs {error.name}, which is not installed: pip install 'antiphon[speech]'"
-        ) from None
+    from antiphon.recipes.train import train
+    from antiphon.report.tables import print_table, run_table
+
     config = _config(args)
     summary = train(args.data, args.out, config, align=args.align, resume=args.resume, overwrite=args.overwrite)
     file = sys.stderr if args.json else sys.stdout
