@@ -78,6 +78,8 @@ def check_whole(run: Path, summary: Json, state: Json) -> None:
     wanted = EPOCHS * len(Acoustics.of_run(run).samples("train"))
     assert wanted <= summary["samples"] <= wanted + 2 * summary["local_batch"]
     assert summary["wall_s"] > state["earlier"]["wall_s"]
+    frames = summary["frames_per_s"] * summary["wall_s"]
+    assert frames == pytest.approx(EPOCHS * Acoustics.of_run(run).samples("train").frames, rel=0.05)
     assert all(now > then for now, then in zip(summary["steps_by_learner"], state["earlier"]["steps"], strict=True))
     assert [row["event"] for row in events(run, "run_started", "run_stopped", "run_finished")] == [
         "run_started",

@@ -35,7 +35,7 @@ from antiphon.records import (
 from antiphon.strategies import strategy_class
 from antiphon.training import checkpoint
 from antiphon.training.launch import Launch, Watched
-from antiphon.transport.block import Col, Gauge, Head
+from antiphon.transport.block import Block, Col, Gauge, Head
 from antiphon.transport.place import Place
 
 PROGRESS_S = 1.0
@@ -102,7 +102,13 @@ class _Run:
     def __init__(self, acoustics: Acoustics, out: Path, events: EventWriter, resume: bool) -> None:
         self.acoustics, self.config, self.out, self.events = acoustics, acoustics.config, out, events
         self.first_ticket = 0
-        self.earlier: Json = {"steps": [0] * self.config.learners, "samples": 0, "wall_s": 0.0}
+        self.earlier: Json = {
+            "steps": [0] * self.config.learners,
+            "samples": 0,
+            "repeated": 0,
+            "frames": 0.0,
+            "wall_s": 0.0,
+        }
         if resume:
             state = checkpoint.load_latest(out)
             self.first_ticket, self.earlier = state["tickets"], state["earlier"]
@@ -236,16 +242,23 @@ class _Run:
             "tickets": tickets,
             "epoch": tickets / self.order.batches,
             "optimizers": optimizers,
-            "earlier": {
-                "steps": (np.array(self.earlier["steps"]) + steps).tolist(),
-                "samples": self.earlier["samples"] + int(block.board_LC[:, Col.SAMPLES].sum()),
-                "wall_s": self.earlier["wall_s"] + self.wall_s,
-            },
+            "earlier": self._work_so_far(block),
         }
         checkpoint.save(path, state)
         checkpoint.prune(self.out)
         self.events.write("checkpoint", epoch=state["epoch"], path=str(path.relative_to(self.out)))
         return path
+
+    def _work_so_far(self, block: Block) -> Json:
+        """Count the work of this session and of those that it resumes."""
+        earlier, board_LC = self.earlier, block.board_LC
+        return {
+            "steps": (np.array(earlier["steps"]) + board_LC[:, Col.STEPS]).tolist(),
+            "samples": earlier["samples"] + int(board_LC[:, Col.SAMPLES].sum()),
+            "repeated": earlier["repeated"] + int(board_LC[:, Col.REPEATED].sum()),
+            "frames": earlier["frames"] + float(block.gauges_LC[:, Gauge.WEIGHT].sum()),
+            "wall_s": earlier["wall_s"] + self.wall_s,
+        }
 
     def _optimizers(self, launch: Launch) -> list[Any]:
         paths = [launch.block.folder / f"optimizer-{number}.pt" for number in range(self.config.learners)]
@@ -277,10 +290,7 @@ class _Run:
 
     def _summary(self, watched: Watched, learners: list[Json], row: Json) -> Json:
         config, board_LC = self.config, watched.block.board_LC
-        samples = self.earlier["samples"] + int(board_LC[:, Col.SAMPLES].sum())
-        repeated = int(board_LC[:, Col.REPEATED].sum())
-        wall_s = self.earlier["wall_s"] + self.wall_s
-        frames = float(watched.block.gauges_LC[:, Gauge.WEIGHT].sum())
+        work = self._work_so_far(watched.block)
         dead = [fault.learner for fault in watched.faults]
         histogram = np.zeros(1)
         for learner in learners:
@@ -298,19 +308,19 @@ class _Run:
             local_batch=config.local_batch,
             lr=config.schedule.lr,
             epochs=config.epochs,
-            samples=samples,
-            wall_s=round(wall_s, 3),
-            frames_per_s=frames / self.wall_s if self.wall_s else None,
+            samples=work["samples"],
+            wall_s=round(work["wall_s"], 3),
+            frames_per_s=work["frames"] / work["wall_s"] if work["wall_s"] else None,
             heldout_loss=row["heldout_loss"],
             frame_accuracy=row["frame_accuracy"],
-            steps_by_learner=(np.array(self.earlier["steps"]) + board_LC[:, Col.STEPS]).tolist(),
+            steps_by_learner=work["steps"],
             staleness={
                 "mean": float((histogram * np.arange(len(histogram))).sum() / max(histogram.sum(), 1)),
                 "max": int(np.flatnonzero(histogram).max(initial=0)),
             },
             consensus_distance=row["consensus_distance"],
-            samples_lost=config.epochs * len(self.train_samples) - samples if self.first_ticket == 0 else None,
-            samples_repeated=repeated,
+            samples_lost=config.epochs * len(self.train_samples) - work["samples"] if self.first_ticket == 0 else None,
+            samples_repeated=work["repeated"],
             updates_lost=int(sum(board_LC[n, Col.STEPS] - board_LC[n, Col.MIXED] for n in dead)),
             wer=None,
             gmm_wer=self.acoustics.alignment.info["gmm_wer"],
