@@ -336,3 +336,16 @@ def test_a_resumed_run_begins_with_the_first_unfinished_ticket(make_block):
     works[1].end_oldest()
     works[0].end_oldest()
     assert tickets_done(block, 0, counted=4, numbered=True) == 4
+
+
+def test_learners_that_wait_for_each_other_agree_on_how_far_the_work_has_come() -> None:
+    block = Block.create(3)
+    try:
+        rounds = [Rounds(block, learner) for learner in range(3)]
+        for expected in (0, 3, 6):
+            tickets = [work.take() for work in rounds]
+            assert sorted(tickets) == [expected, expected + 1, expected + 2]
+            assert {work.position(ticket) for work, ticket in zip(rounds, tickets, strict=True)} == {expected}
+        assert Tickets(block, 0).position(7) == 7
+    finally:
+        block.remove()

@@ -26,6 +26,8 @@ from antiphon.transport.place import Place
 from antiphon.transport.shared import SharedTransport
 
 SWITCH_S = 5e-4
+ANSWER_S, COPY_S = 0.25, 25e-9
+"""How long a peer's answer is waited for, and how much longer for each parameter that it has to copy first."""
 
 
 class Learner:
@@ -86,7 +88,8 @@ class Learner:
         if place.creates:
             atexit.register(self.block.remove)
         self.weights = self._join(kind.waits)
-        self.transport = SharedTransport(self.block, self.number, self.weights, timeout_s=timeout_s)
+        deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
+        self.transport = SharedTransport(self.block, self.number, self.weights, deadline_s, timeout_s)
         self._wait_for_all("be ready")
         if self.learners > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
@@ -95,8 +98,7 @@ class Learner:
         work = Rounds if kind.waits else Tickets
         self.work: Work = work(self.block, self.number, first_ticket)
         self.order: EpochOrder | None = None
-        self.epoch = 0.0
-        """Global progress: epochs of the batch in hand, counted over all learners' work."""
+        self._epoch = 0.0
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
         self._queue: deque[int] = deque()
@@ -179,6 +181,16 @@ class Learner:
         self.order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
         return BatchSampler(self, self.order, epochs)
 
+    @property
+    def epoch(self) -> float:
+        """Global progress: where the batch in hand lies in the work of all learners, in epochs.
+
+        Learners that wait for each other agree on it in every round, so that a rate that follows it keeps them equal.
+        """
+        if self.order is None or not self._queue:
+            return self._epoch
+        return self.work.position(self._queue[0]) / self.order.batches
+
     def stopping(self) -> bool:
         """Say whether the run is to stop before its end (Ctrl-C): all learners stop after the same round."""
         stop = int(self.block.head[Head.STOP])
@@ -255,6 +267,7 @@ class Learner:
         self.round += 1
         row_C[Col.STEPS] = self.round
         if self._queue:
+            self._epoch = self.epoch
             ticket = self._queue.popleft()
             samples = len(self.order.batch(ticket)) if self.order else 0
             row_C[Col.SAMPLES] += samples
@@ -374,7 +387,6 @@ class BatchSampler:
                 ticket = work.rest(self.epoch * self.order.batches)
             if ticket is None:
                 break
-            learner.epoch = ticket / self.order.batches
             learner._queue.append(ticket)
             yield self.order.batch(ticket)
         learner._ended = last or learner.stopping()

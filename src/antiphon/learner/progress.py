@@ -88,6 +88,10 @@ class Work(ABC):
         """Return a ticket below ``total`` that a learner which died left, or None once none can come back any more."""
         return None
 
+    def position(self, ticket: int) -> int:
+        """Return where a ticket lies in the work, for whatever follows global progress."""
+        return ticket
+
     def end_oldest(self) -> None:
         """Mark the ticket that was taken first as ended: its step has been added."""
         if self._held:
@@ -121,6 +125,10 @@ class Rounds(Work):
             return None
         ticket, self._next = self._next, self._next + self.block.learners
         return self._hold(self._show(ticket))
+
+    def position(self, ticket: int) -> int:
+        """Return the first ticket of the round: the same for all learners."""
+        return ticket - self.learner
 
 
 class Tickets(Work):

@@ -48,7 +48,7 @@ def learn(run: Path) -> None:
     # Dropout must differ between learners, and between a run and its resumption.
     torch.manual_seed(hash((config.seed, learner.number, first_ticket)))
     try:
-        _work(learner, acoustics, first_ticket)
+        _work(learner, acoustics)
         learner.finish()
         folder = learner.block.folder
         (folder / f"learner-{learner.number}.json").write_text(json.dumps(learner.metrics))
@@ -57,7 +57,7 @@ def learn(run: Path) -> None:
         learner.close()
 
 
-def _work(learner: Learner, acoustics: Acoustics, first_ticket: int) -> None:
+def _work(learner: Learner, acoustics: Acoustics) -> None:
     config, samples = acoustics.config, acoustics.samples("train")
     model, optimizer = learner.model, learner.optimizer
     gauges = learner.block.gauges_LC[learner.number]
@@ -65,7 +65,7 @@ def _work(learner: Learner, acoustics: Acoustics, first_ticket: int) -> None:
     model.train()
     while sampler.epoch < config.epochs and not learner.stopping():
         for indices in sampler:
-            lr = config.schedule.at(_epoch(learner, first_ticket))
+            lr = config.schedule.at(learner.epoch)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             with learner.step():
@@ -88,16 +88,6 @@ def _work(learner: Learner, acoustics: Acoustics, first_ticket: int) -> None:
             gauges[Gauge.LOSS] += value * frames
             gauges[Gauge.WEIGHT] += frames
             gauges[Gauge.EPOCH] = learner.epoch
-
-
-def _epoch(learner: Learner, first_ticket: int) -> float:
-    """Return how far the work has come; learners that wait for each other agree on it to the last bit.
-
-    Their tickets of one round differ, and so would their learning rates and, in time, their weights.
-    """
-    if not learner.strategy.waits or learner.order is None:
-        return learner.epoch
-    return (first_ticket + learner.round * learner.learners) / learner.order.batches
 
 
 if __name__ == "__main__":
