@@ -20,8 +20,8 @@ from antiphon.speech.scoring import WordErrors, score, wer_line, write_trn
 from antiphon.training import checkpoint
 
 WER_NAME = "wer.json"
-SCALES = (0.1, 0.07, 0.15, 0.05, 0.2, 0.3)
-PRIOR_WEIGHTS = (1.0, 0.8, 0.5, 0.3)
+SCALES = (0.1, 0.07, 0.15, 0.2)
+PRIOR_WEIGHTS = (1.0, 0.7, 0.4)
 
 
 def decode(
