@@ -183,7 +183,7 @@ def test_run_of_that_moment(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]))
     text = report_of(tmp_path, run).text
     assert "No summary.json: it has not finished, or it was cut off. The last event is of epoch 1.06." in text
-    assert "Only one evaluation" in text and "No word error rate yet: `antiphon decode`" in text
+    assert "Only one evaluation" in text and "No word error rate yet: antiphon decode" in text
     assert f"events.jsonl:{first + 3}: not JSON" in text and str(run) + "/events" not in text
     assert "No config.json" in text and "does not offer an utterance" in text
     assert "random-ring · 4 learners · 1.23 M parameters · batch 64" in text

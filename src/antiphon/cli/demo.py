@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", metavar="S", help="default: random-ring")
     parser.add_argument("--learners", type=int, metavar="L", help="default: 4")
     parser.add_argument("--epochs", type=int, metavar="E", help="default: what suits the corpus")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of every stage (default 0)")
     parser.add_argument("--stage", metavar="FROM[:TO]", help="only these: prepare, align, train, decode, report")
     parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from antiphon.records import Json, read_jsonl
 
-HELP = "prepare a corpus: transcripts, pronunciations, features and splits"
+HELP = "Prepare a corpus: transcripts, pronunciations, features and splits"
 EXAMPLE = "antiphon prepare prompts --out data/prompts"
 
 CORPORA = """\

@@ -19,19 +19,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, metavar="DATA", help="what `antiphon prepare` wrote and `align` aligned")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="the run's folder")
     parser.add_argument("--align", type=Path, metavar="DIR", help="the alignment's folder (default: DATA/align)")
-    parser.add_argument("--strategy", metavar="S", help="allreduce, sync-ring, fixed-ring, random-ring, delay-by-one")
-    parser.add_argument("--learners", type=int, metavar="L", help="processes that train (default 4)")
-    parser.add_argument("--batch", type=int, metavar="B", help="samples over all learners in one step of each")
-    parser.add_argument("--epochs", type=int, metavar="E", help="passes over the training data by all learners")
-    parser.add_argument("--lr", type=float, help="learning rate after the warm-up, for the total batch")
-    parser.add_argument("--first-lr", type=float, help="learning rate at the start of the warm-up")
-    parser.add_argument("--warmup-epochs", type=float, metavar="E", help="length of the warm-up")
     parser.add_argument(
-        "--hold-epochs", type=float, metavar="E", help="epoch from which lr falls by 1/sqrt(2) an epoch"
+        "--strategy", metavar="S", help="allreduce, sync-ring, fixed-ring, random-ring (default), delay-by-one"
     )
-    parser.add_argument("--momentum", type=float, help="of SGD")
-    parser.add_argument("--clip", type=float, help="largest norm of a learner's gradient; 0 for none")
-    parser.add_argument("--model", metavar="NAME", help="a preset: small, swb-lstm")
+    parser.add_argument("--learners", type=int, metavar="L", help="processes that train (default 4)")
+    parser.add_argument(
+        "--batch", type=int, metavar="B", help="samples over all learners in one step of each (default 64)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, metavar="E", help="passes over the training data by all learners (default 16)"
+    )
+    parser.add_argument("--lr", type=float, help="learning rate after the warm-up, for the total batch (default 0.5)")
+    parser.add_argument("--first-lr", type=float, help="learning rate at the start of the warm-up (default 0.1)")
+    parser.add_argument("--warmup-epochs", type=float, metavar="E", help="length of the warm-up (default 3)")
+    parser.add_argument(
+        "--hold-epochs", type=float, metavar="E", help="epoch from which lr falls by 1/sqrt(2) an epoch (default 10)"
+    )
+    parser.add_argument("--momentum", type=float, help="of SGD (default 0.9)")
+    parser.add_argument("--clip", type=float, help="largest norm of a learner's gradient; 0 for none (default 5)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a preset: small (default: 2 layers, 256 cells), swb-lstm (6 layers, 1,024 cells)",
+    )
     parser.add_argument("--layers", type=int, help="bidirectional LSTM layers")
     parser.add_argument("--cells", type=int, help="cells of a layer, both directions together")
     parser.add_argument("--bottleneck", type=int, help="width of the linear layer before the softmax")

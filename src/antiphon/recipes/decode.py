@@ -91,7 +91,7 @@ def _decode(
             log_priors_S,
             scales=SCALES,
             prior_weights=PRIOR_WEIGHTS,
-            progress=progress,
+            progress=lambda line: progress(f"on dev: {line}"),
         )
         scale, prior_weight, table = choice.scale, choice.prior_weight, choice.table
     began = time.perf_counter()
@@ -100,7 +100,6 @@ def _decode(
     ]
     seconds = time.perf_counter() - began
     errors = score([u.words for u in utterances], [path.words for path in found])
-    progress(wer_line(errors))
     folder = run / "decode" / split
     folder.mkdir(parents=True, exist_ok=True)
     ids = [u.id for u in utterances]

@@ -12,7 +12,7 @@ from antiphon.report.pictures import Utterance, Work, utterance_figure, work_fig
 from antiphon.report.plots import Curve, Panel, look, panel_figure, thin, time_unit
 from antiphon.report.runs import Floats, LearnerShare, Run, number, numbers
 
-MOST_STALENESS = 20
+MOST_STALENESS = 12
 """Staleness from here on shares one bar."""
 MOST_TRAINING_CURVES = 3
 """With more runs than this the training losses would hide the held-out ones."""
@@ -96,9 +96,9 @@ def behaviour(runs: Sequence[Run], faults: Sequence[Fault]) -> str:
         "behaviour",
         [
             Panel(
-                "Consensus distance",
+                "Consensus distance, RMS over parameters",
                 "epoch",
-                "RMS over parameters",
+                "",
                 distances,
                 marks=by_epoch,
                 zero_y=True,

@@ -169,7 +169,8 @@ def _differences(runs: Sequence[Run]) -> Markup:
     rows = []
     for name in names:
         values = [each.get(name, NOTHING) for each in settings]
-        if len(set(values)) > 1 and name.rpartition(".")[2] != "out":
+        told = not name.startswith("environment.") and name.rpartition(".")[2] != "out"
+        if told and len(set(values)) > 1:
             rows.append([name, *values])
     if not rows or not all(settings):
         return Markup("")

@@ -300,5 +300,5 @@ def _what_is_missing(run: Run) -> list[str]:
     if not run.config:
         missing.append(f"No {CONFIG_NAME}: the settings are not known.")
     if run.wer is None:
-        missing.append("No word error rate yet: `antiphon decode` measures it.")
+        missing.append("No word error rate yet: antiphon decode measures it.")
     return missing
