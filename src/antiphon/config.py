@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from antiphon.errors import ArgumentError, unknown_name
 
 Json = dict[str, Any]
+MOST_EPOCHS, MOST_S, MOST_SLOW = 1e9, 1e8, 1e6
 Section = TypeVar("Section")
 
 
@@ -23,6 +24,11 @@ def _build(section: type[Section], values: Mapping[str, Any]) -> Section:
         if name not in _names(section):
             raise unknown_name("setting", name, _names(section))
     return section(**values)
+
+
+def _at_most(name: str, value: float, most: float) -> None:
+    if not value <= most:
+        raise ArgumentError(f"{name} must be at most {most:g}, not {value:g}")
 
 
 def _at_least(name: str, value: float, least: float, reason: str = "") -> None:
@@ -75,6 +81,7 @@ class Schedule:
         for name in ("lr", "first_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ArgumentError(f"{name} must be above 0 and finite, not {getattr(self, name)}")
+        _at_most("hold_epochs", self.hold_epochs, MOST_EPOCHS)
         if not 0 <= self.warmup_epochs <= self.hold_epochs:
             raise ArgumentError(
                 f"warmup_epochs ({self.warmup_epochs:g}) must lie between 0 and hold_epochs ({self.hold_epochs:g})"
@@ -113,14 +120,16 @@ class TrainConfig:
         _at_least("batch", self.batch, self.learners, "one sample for each learner")
         _at_least("seed", self.seed, 0)
         _at_least("clip", self.clip, 0)
+        for name, most in (("seed", 2**63 - 1), ("clip", 1e30), ("timeout_s", MOST_S), ("threads_per_learner", 1024)):
+            _at_most(name, getattr(self, name), most)
         if not 0 <= self.momentum < 1:
             raise ArgumentError(f"momentum must lie in [0, 1), not {self.momentum}")
         if not self.timeout_s > 0:
             raise ArgumentError(f"timeout_s must be above 0, not {self.timeout_s}")
         for learner, factor in self.slow.items():
-            if not 0 <= learner < self.learners or not 1 <= factor < math.inf:
+            if not 0 <= learner < self.learners or not 1 <= factor <= MOST_SLOW:
                 raise ArgumentError(
-                    f"slow {learner}={factor:g}: learners are 0..{self.learners - 1}, the factor is 1 or more"
+                    f"slow {learner}={factor:g}: learners are 0..{self.learners - 1}, the factor is 1 to {MOST_SLOW:g}"
                 )
 
     @property

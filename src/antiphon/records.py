@@ -18,7 +18,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -216,12 +216,23 @@ class FolderLock:
         self.close()
 
 
-def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False) -> Path:
+def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False, keep: Sequence[Path] = ()) -> Path:
     """Make ``path`` ready to write into: new or empty, unless ``resume`` or ``overwrite`` says otherwise.
 
+    Args:
+        path: the folder.
+        resume: leave what it holds.
+        overwrite: delete what it holds, if a command of ours made it.
+        keep: what the command reads: it must not lie in ``path``.
+
     Raises:
-        FolderError: it holds something, it is a file, it cannot be made, or another process writes into it.
+        FolderError: it holds something, it holds what is to be kept, it is a file, it cannot be made, or another
+            process writes into it.
     """
+    target = os.path.realpath(path)
+    for read in map(os.path.realpath, keep):
+        if os.path.commonpath([target, read]) == target:
+            raise FolderError(f"{path} holds {read}, which this command reads: name another folder to write")
     if path.exists() and not path.is_dir():
         raise FolderError(f"{path} is a file: name a folder")
     held = [entry for entry in path.iterdir() if entry.name != LOCK_NAME] if path.exists() else []
@@ -231,9 +242,8 @@ def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False) 
             " or --resume to go on with it"
         )
     if held and overwrite:
-        ours = {LOCK_NAME, CONFIG_NAME, SUMMARY_NAME, EVENTS_NAME, "data.json", "utterances.jsonl", "demo.json"}
-        if not any((path / name).exists() for name in ours):
-            raise FolderError(f"{path} holds nothing that Antiphon wrote: --overwrite does not delete it")
+        if not (path / LOCK_NAME).exists():
+            raise FolderError(f"{path} was not made by Antiphon (no {LOCK_NAME}): --overwrite does not delete it")
         with FolderLock(path):
             for entry in held:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

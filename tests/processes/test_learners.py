@@ -18,6 +18,7 @@ from torch import nn
 
 import antiphon
 from antiphon.errors import LearnerError
+from antiphon.learner.progress import Patience
 from antiphon.strategies import STRATEGIES
 from antiphon.transport.block import Col, Head, process_runs
 
@@ -269,6 +270,22 @@ def test_one_that_is_frozen_for_a_while_comes_back(tmp_path):
     assert sum(m["exchanges"]["torn"] for m in metrics) == 0
     assert committed(metrics) == sum(m["exchanges"]["applied"] for m in metrics)
     assert launch.board(Col.MIXED)[1] > 4, "it has mixed since"
+
+
+def test_a_learner_that_is_frozen_for_good_does_not_hold_the_run(tmp_path, monkeypatch):
+    """The others do the work, and what it holds is lost; the launcher ends it and says so."""
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (0.5, time.monotonic))
+
+    def body():
+        train("random-ring", epochs=3, before_step=waiting, at_end=save(tmp_path))
+
+    with ForkLaunch(body, 3, tmp_path) as launch:
+        steps_L = launch.block.board_LC[:, Col.STEPS]
+        until(lambda: int(steps_L[1]) >= 2, "learner 1 to begin")
+        os.kill(launch.pids[1], signal.SIGSTOP)
+        watched = watch(launch)
+    assert [(fault.learner, fault.kind) for fault in watched.faults] == [(1, "died")]
+    assert watched.faults[0].text == "was killed by SIGKILL" and done(launch) == [0, 2]
 
 
 def test_a_run_that_is_asked_to_stop_stops_in_step(tmp_path):

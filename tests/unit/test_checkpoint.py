@@ -10,7 +10,7 @@ import torch
 
 from antiphon.errors import FolderError
 from antiphon.training import checkpoint
-from antiphon.transport.block import Block
+from antiphon.transport.block import Block, Col
 
 STATE = {"model": {"w": torch.arange(3.0)}, "tickets": 7, "optimizers": []}
 
@@ -104,22 +104,27 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, damage: str) -> None:
 
 def test_a_synchronous_run_goes_on_after_the_rounds_counted(block: Block) -> None:
     block.outstanding_LK[0, 0] = 31
-    assert checkpoint.tickets_done(block, first=12, counted=9, numbered=False) == 21
+    # In the middle of a round: what learner 1 has ended of it is done again, for a round begins with all of them.
+    block.board_LC[:3, Col.STEPS] = [3, 4, 3]
+    assert block.learners == 3
+    assert checkpoint.tickets_done(block, first=12, waits=True) == 12 + 3 * 3
 
 
 def test_an_asynchronous_run_goes_on_at_the_first_ticket_not_ended(block: Block) -> None:
     block.outstanding_LK[0, 0], block.outstanding_LK[2, 5] = 15 + 1, 13 + 1
-    assert checkpoint.tickets_done(block, first=0, counted=14, numbered=True) == 13
+    assert checkpoint.tickets_done(block, first=0, waits=False) == 13
 
 
 def test_with_nothing_in_hand_it_goes_on_after_all_that_was_counted(block: Block) -> None:
-    assert checkpoint.tickets_done(block, first=6, counted=4, numbered=True) == 10
+    block.board_LC[:, Col.STEPS] = [2, 1, 1]
+    assert checkpoint.tickets_done(block, first=6, waits=False) == 10
 
 
 def test_a_ticket_taken_over_from_a_dead_learner_counts_once(block: Block) -> None:
     block.outstanding_LK[1, 0] = 5 + 1
-    assert checkpoint.tickets_done(block, 0, 9, numbered=True) == 5
+    block.board_LC[:, Col.STEPS] = 3
+    assert checkpoint.tickets_done(block, 0, waits=False) == 5
     assert block.claim_again(5, dead=1)
-    assert checkpoint.tickets_done(block, 0, 9, numbered=True) == 9
+    assert checkpoint.tickets_done(block, 0, waits=False) == 9
     block.outstanding_LK[0, 0] = 5 + 1
-    assert checkpoint.tickets_done(block, 0, 9, numbered=True) == 5
+    assert checkpoint.tickets_done(block, 0, waits=False) == 5

@@ -195,14 +195,13 @@ def test_resume_keeps_what_is_there(tmp_path: Path) -> None:
     assert names(tmp_path) == {"config.json"}
 
 
-@pytest.mark.parametrize("name", ["config.json", "events.jsonl", "data.json", "demo.json"])
-def test_overwrite_clears_what_antiphon_wrote(tmp_path: Path, name: str) -> None:
+def test_overwrite_clears_what_antiphon_wrote(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.wav").touch()
-    out = tmp_path / "out"
+    out = output_folder(tmp_path / "out")
     (out / "decode" / "test").mkdir(parents=True)
-    (out / name).write_text("{}")
+    (out / "config.json").write_text("{}")
     (out / "link").symlink_to(elsewhere)
     output_folder(out, overwrite=True)
     assert names(out) <= {records.LOCK_NAME}
@@ -218,9 +217,22 @@ def test_overwrite_clears_a_folder_whose_command_was_stopped_early(tmp_path: Pat
 
 def test_overwrite_keeps_what_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(FolderError, match="holds nothing that Antiphon wrote"):
+    (tmp_path / "config.json").write_text('{"name": "another program"}')
+    with pytest.raises(FolderError, match="was not made by Antiphon"):
         output_folder(tmp_path, overwrite=True)
-    assert names(tmp_path) == {"thesis.tex"}
+    assert names(tmp_path) == {"thesis.tex", "config.json"}
+
+
+@pytest.mark.parametrize("out", [".", "data", "data/../data", "link"])
+def test_overwrite_never_deletes_what_the_command_reads(tmp_path: Path, out: str) -> None:
+    data = output_folder(output_folder(tmp_path / "all") / "data")
+    (data / "data.json").touch()
+    (tmp_path / "all" / "link").symlink_to(data)
+    with pytest.raises(FolderError, match="which this command reads"):
+        output_folder(tmp_path / "all" / out, overwrite=True, keep=(data,))
+    assert (data / "data.json").exists()
+    assert output_folder(tmp_path / "all" / "data2", keep=(data,)).is_dir(), "a name that only begins alike"
+    assert output_folder(data / "align", keep=(data,)).is_dir(), "inside of it nothing is lost"
 
 
 def test_overwrite_keeps_what_another_process_writes(tmp_path: Path) -> None:

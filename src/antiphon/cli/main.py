@@ -95,7 +95,8 @@ def _explain(error: OSError) -> tuple[str, int]:
             f"the disk is full{where}: free some space and run the command again;"
             " what was finished is kept, what was half-written is not taken for whole"
         ), 2
-    if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+    unusable = PermissionError | FileNotFoundError | NotADirectoryError | IsADirectoryError
+    if isinstance(error, unusable) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return f"{error.strerror}{where}", 2
     return str(error), 1
 
@@ -116,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _terminated)
     try:
         try:
             status = _dispatch(words)
@@ -125,6 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         message, status = "stopped", 130
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # what pathlib makes of ELOOP before Python 3.13
+            raise
+        message, status = str(error), 2
     except ModuleNotFoundError as error:
         if (error.name or "antiphon").partition(".")[0] == "antiphon":
             raise

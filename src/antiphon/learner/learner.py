@@ -108,7 +108,7 @@ class Learner:
         self._over = ""
         """Why no further step may be made, or nothing."""
         self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         atexit.register(self.close)
@@ -224,8 +224,13 @@ class Learner:
         self._began_s = time.perf_counter()
         self._waited_s = 0.0
 
-    def _before_step(self) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The gradient is known: do what comes before it is applied."""
+        if any(callable(value) for value in (*args[1:], *kwargs.values())):
+            raise ArgumentError(
+                "step(closure) computes its gradients too late to be averaged, so optimizers that need a closure, such"
+                " as LBFGS, cannot take part: call backward() first, then step() without arguments"
+            )
         if not self._in_step:
             raise ArgumentError("the optimizer's step() must be called once, inside `with learner.step():`")
         self._slow_down()

@@ -86,7 +86,7 @@ def align(
     recipe = prepared.info.get("recipe", {}).get("align", {})
     states = recipe.get("states") if states is None else states
     gaussians = recipe.get("gaussians") if gaussians is None else gaussians
-    folder = output_folder(data / ALIGN_FOLDER if out is None else out, overwrite=overwrite)
+    folder = output_folder(data / ALIGN_FOLDER if out is None else out, overwrite=overwrite, keep=(data,))
     report = Console(stderr=True, highlight=False, markup=False).print if progress is None else progress
     with FolderLock(folder):
         return _Job(prepared, folder, seed, report).run(states, gaussians, lm_order)

@@ -78,6 +78,7 @@ def _decode(
     progress: Callable[[str], None],
 ) -> Json:
     model = load_model(run, acoustics)
+    _summary(run)
     decoder = Decoder.open(acoustics.alignment.graph, acoustics.alignment.words, beam=search[0], max_active=search[1])
     log_priors_S = acoustics.alignment.log_priors_S
     scale, prior_weight = weights
@@ -123,7 +124,7 @@ def _decode(
     )
     write_json(folder / WER_NAME, result)
     if split == "test":
-        _tell_summary(run, errors)
+        write_json(run / SUMMARY_NAME, {**_summary(run), "wer": errors.to_json()})
     return result
 
 
@@ -152,9 +153,8 @@ def posteriors(model: LstmAcousticModel, acoustics: Acoustics, utterance: Uttera
     return scores_TS
 
 
-def _tell_summary(run: Path, errors: WordErrors) -> None:
+def _summary(run: Path) -> Json:
     try:
-        summary = read_json(run / SUMMARY_NAME)
+        return read_json(run / SUMMARY_NAME)
     except DataError as error:
         raise FolderError(str(error)) from None
-    write_json(run / SUMMARY_NAME, {**summary, "wer": errors.to_json()})

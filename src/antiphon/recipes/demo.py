@@ -111,7 +111,8 @@ def demo(wanted: Demo, stage: str | None, *, overwrite: bool, tell: Callable[[st
     first, last = parse_stages(stage)
     wanted.check()
     again = first != STAGES[0]
-    output_folder(wanted.out, overwrite=overwrite and not again, resume=again)
+    keep = () if wanted.source is None else (wanted.source,)
+    output_folder(wanted.out, overwrite=overwrite and not again, resume=again, keep=keep)
     with FolderLock(wanted.out):
         # An interrupted demo can be begun again with --overwrite: this file says that the folder is a demo's.
         write_json(wanted.out / DEMO_NAME, record("demo", done=False))

@@ -34,8 +34,9 @@ def learn(run: Path) -> None:
         checkpoint = torch.load(run / RESUME_NAME, weights_only=True)
         model.load_state_dict(checkpoint["model"])
         first_ticket = checkpoint["tickets"]
-        if place.learner < len(checkpoint["optimizers"]):
-            optimizer.load_state_dict(checkpoint["optimizers"][place.learner])
+        states = checkpoint["optimizers"]
+        if place.learner < len(states) and states[place.learner] is not None:
+            optimizer.load_state_dict(states[place.learner])
     learner = Learner(
         model,
         optimizer,

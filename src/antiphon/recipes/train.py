@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def train(
     # Found out before the first process starts: too few samples, a split without utterances.
     EpochOrder(len(acoustics.samples("train")), acoustics.config.local_batch, acoustics.config.learners)
     acoustics.samples("dev")
-    output_folder(out, resume=resume, overwrite=overwrite)
+    output_folder(out, resume=resume, overwrite=overwrite, keep=(acoustics.data.folder, acoustics.alignment.folder))
     with FolderLock(out), EventWriter(out) as events:
         run = _Run(acoustics, out, events, resume)
         return run.go(place)
@@ -106,6 +107,7 @@ class _Run:
             "steps": [0] * self.config.learners,
             "samples": 0,
             "repeated": 0,
+            "again": 0,
             "frames": 0.0,
             "wall_s": 0.0,
         }
@@ -233,44 +235,53 @@ class _Run:
         block = watched.block
         buffers = block.buffers or block.allocate(int(block.head[Head.PARAMETERS]))
         mean_N, _ = buffers.consensus(watched.present)
-        steps = block.board_LC[:, Col.STEPS]
-        numbered = not strategy_class(self.config.strategy).waits
-        tickets = checkpoint.tickets_done(block, self.first_ticket, int(steps.sum()), numbered)
+        tickets = checkpoint.tickets_done(block, self.first_ticket, strategy_class(self.config.strategy).waits)
         path = self.out / checkpoint.FOLDER / f"epoch-{int(tickets / self.order.batches):03d}.pt"
         state = {
             "model": state_dict_of(self.model, mean_N),
             "tickets": tickets,
             "epoch": tickets / self.order.batches,
             "optimizers": optimizers,
-            "earlier": self._work_so_far(block),
+            "earlier": self._work_so_far(block, tickets),
         }
         checkpoint.save(path, state)
         checkpoint.prune(self.out)
         self.events.write("checkpoint", epoch=state["epoch"], path=str(path.relative_to(self.out)))
         return path
 
-    def _work_so_far(self, block: Block) -> Json:
-        """Count the work of this session and of those that it resumes."""
-        earlier, board_LC = self.earlier, block.board_LC
+    def _work_so_far(self, block: Block, tickets: int | None = None) -> Json:
+        """Count the work of this session and of those that it resumes.
+
+        Batches that were ended beyond ``tickets``, where a resumed run begins, will be done again.
+        """
+        earlier, board_LC = self.earlier, block.board_LC.copy()
+        beyond = 0 if tickets is None else max(0, self.first_ticket + int(board_LC[:, Col.STEPS].sum()) - tickets)
+        again = sum(len(self.order.batch(tickets + k)) for k in range(beyond)) if tickets is not None else 0
         return {
             "steps": (np.array(earlier["steps"]) + board_LC[:, Col.STEPS]).tolist(),
             "samples": earlier["samples"] + int(board_LC[:, Col.SAMPLES].sum()),
             "repeated": earlier["repeated"] + int(board_LC[:, Col.REPEATED].sum()),
+            "again": earlier["again"] + again,
             "frames": earlier["frames"] + float(block.gauges_LC[:, Gauge.WEIGHT].sum()),
             "wall_s": earlier["wall_s"] + self.wall_s,
         }
 
     def _optimizers(self, launch: Launch) -> list[Any]:
         paths = [launch.block.folder / f"optimizer-{number}.pt" for number in range(self.config.learners)]
-        return [torch.load(path, weights_only=True) for path in paths] if all(p.exists() for p in paths) else []
+        return [torch.load(path, weights_only=True) if path.exists() else None for path in paths]
 
     # --- at the end
 
     def _finish(self, launch: Launch, watched: Watched) -> Json:
         self.epoch = min(self.epoch, float(self.config.epochs))
         self._tell(watched, time.monotonic())
-        present = watched.present
-        row = self._evaluate(watched, present)
+        row = self._evaluate(watched, watched.present)
+        if not row["heldout_loss"] < math.log(self.acoustics.alignment.states):
+            print(
+                f"antiphon: the held-out loss {row['heldout_loss']:g} is no better than guessing: training has"
+                " diverged, or has hardly begun; lower --lr, or give it more --epochs",
+                file=sys.stderr,
+            )
         self._checkpoint(watched, self._optimizers(launch))
         checkpoint.save(self.out / MODEL_NAME, self.model.state_dict())
         learners = []
@@ -319,8 +330,8 @@ class _Run:
                 "max": int(np.flatnonzero(histogram).max(initial=0)),
             },
             consensus_distance=row["consensus_distance"],
-            samples_lost=config.epochs * len(self.train_samples) - work["samples"] if self.first_ticket == 0 else None,
-            samples_repeated=work["repeated"],
+            samples_lost=config.epochs * len(self.train_samples) - work["samples"] + work["again"],
+            samples_repeated=work["repeated"] + work["again"],
             updates_lost=int(sum(board_LC[n, Col.STEPS] - board_LC[n, Col.MIXED] for n in dead)),
             wer=None,
             gmm_wer=self.acoustics.alignment.info["gmm_wer"],

@@ -25,6 +25,7 @@ GRAPH_NAME, LM_NAME = "HCLG.fst", "lm.arpa"
 
 SILENCE = "SIL"
 NOT_ALIGNED = -1
+NEEDED = ("data_sha256", "gmm_wer")
 
 Span = tuple[str, int, int]
 """A label, its first frame, and the frame after its last."""
@@ -157,10 +158,12 @@ def load_alignment(data: Path, folder: Path | None = None) -> Alignment:
             log_priors_S=np.load(folder / PRIORS_NAME),
             info=info,
         )
-    except (DataError, OSError, ValueError, KeyError) as error:
+    except (DataError, OSError, ValueError, KeyError, EOFError) as error:
         raise FolderError(f"{folder} cannot be read ({error}): run {cure} --overwrite") from None
     if len(alignment.pdf_T) != len(alignment.phone_T) or len(alignment.state_phone_S) != alignment.states:
         raise FolderError(f"{folder}: its files do not belong together: run {cure} --overwrite")
+    if lacking := [name for name in NEEDED if name not in info]:
+        raise FolderError(f"{folder / ALIGN_NAME} lacks {', '.join(lacking)}: run {cure} --overwrite")
     return alignment
 
 

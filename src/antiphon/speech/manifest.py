@@ -25,6 +25,7 @@ FBANK_NAME = "fbank.npy"
 MFCC_NAME = "mfcc.npy"
 SKIPPED_NAME = "skipped.jsonl"
 SPLITS = ("train", "dev", "test")
+NEEDED = ("corpus", "frame_shift_s", "recipe", "data_sha256")
 FBANK_DIM = 120
 MFCC_DIM = 39
 
@@ -113,6 +114,8 @@ class PreparedData:
             cure = "run `antiphon prepare` with --overwrite" if half else "name what `antiphon prepare` wrote"
             raise FolderError(f"{folder} {what} (no {DATA_NAME}): {cure}")
         self.info: Json = _or_folder_error(lambda: read_json(folder / DATA_NAME))
+        if lacking := [name for name in NEEDED if name not in self.info]:
+            raise FolderError(f"{folder / DATA_NAME} lacks {', '.join(lacking)}: prepare the corpus again")
         self.utterances: list[Utterance] = _or_folder_error(lambda: _read_utterances(folder))
         self.frames = sum(utterance.frames for utterance in self.utterances)
 
@@ -165,7 +168,7 @@ class PreparedData:
         path = self.folder / name
         try:
             features_TF: npt.NDArray[np.float32] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise FolderError(f"{path} cannot be read ({error}): prepare the corpus again") from None
         if features_TF.shape != (self.frames, dim) or features_TF.dtype != np.float32:
             raise FolderError(
@@ -182,7 +185,7 @@ def _read_utterances(folder: Path) -> list[Utterance]:
     for number, row in read_jsonl(path):
         try:
             utterance = Utterance.from_json(row)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{path}:{number}: not an utterance ({error!r})") from None
         if utterance.first_frame != first_frame or utterance.frames < 1:
             raise DataError(f"{path}:{number}: frames do not follow on (expected {first_frame})")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from antiphon.errors import FolderError
-from antiphon.transport.block import Block
+from antiphon.transport.block import Block, Col
 
 FOLDER = "checkpoints"
 KEPT = 3
@@ -77,14 +77,16 @@ def prune(run: Path) -> None:
         path.unlink()
 
 
-def tickets_done(block: Block, first: int, counted: int, numbered: bool) -> int:
+def tickets_done(block: Block, first: int, waits: bool) -> int:
     """Return the first ticket that a resumed run has to take: all before it have been ended.
 
     Args:
         block: the run's shared memory.
         first: the first ticket of this session.
-        counted: steps of all learners in this session.
-        numbered: whether tickets come from the shared counter, so that unfinished ones may lie between finished ones.
+        waits: whether learners go in rounds: what they have ended of a round in hand is then done again.
     """
+    steps_L = block.board_LC[:, Col.STEPS].copy()
+    if waits:
+        return first + block.learners * int(steps_L.min())
     unfinished = block.unfinished()
-    return unfinished[0] if numbered and unfinished else first + counted
+    return unfinished[0] if unfinished else first + int(steps_L.sum())

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from antiphon.errors import LearnerError
-from antiphon.transport.block import Block, Col, Gauge, Head, Status
+from antiphon.learner.progress import Patience
+from antiphon.transport.block import Block, Col, Gauge, Head, Status, stopped
 from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
@@ -80,6 +81,7 @@ class Launch:
         self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
         self.block = (place or Place(0, learners)).open()
         self.watched = Watched(self.block)
+        self._patience = Patience(self.block)
         self._environment = {**os.environ, **(environment or {})}
         self._numbers = range(learners) if numbers is None else numbers
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -121,6 +123,7 @@ class Launch:
                 Learner.
         """
         while not self._note_ended():
+            self._end_frozen()
             look(self.watched)
             time.sleep(every_s)
         look(self.watched)
@@ -128,6 +131,15 @@ class Launch:
             first = self.watched.faults[0]
             raise LearnerError(f"all learners ended before their time; learner {first.learner} {first.text}")
         return self.watched
+
+    def _end_frozen(self) -> None:
+        """Kill learners that are stopped (SIGSTOP) and have long not moved, once all others have ended."""
+        running = [number for number in range(self.learners) if self._runs(number)]
+        if len(running) == self.learners or not all(stopped(int(self.block.board_LC[n, Col.PID])) for n in running):
+            return
+        for number in running:
+            if self._patience.exhausted(number) and number in self._processes:
+                self._processes[number].kill()
 
     def stop(self) -> None:
         """Ask the learners to stop after the round in hand; those that wait for each other after the same one."""

@@ -221,9 +221,19 @@ def sweep(parent: Path) -> None:
 
 def process_runs(pid: int) -> bool:
     """Say whether a process is there and not a zombie."""
+    return _process_state(pid) not in "ZX"
+
+
+def stopped(pid: int) -> bool:
+    """Say whether a process is there and stopped (SIGSTOP)."""
+    return _process_state(pid) in "Tt"
+
+
+def _process_state(pid: int) -> str:
+    """Return the letter that the kernel gives a process's state, X where there is none."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return "X"
 
 
 def wait_for(
