@@ -16,7 +16,7 @@ from antiphon.records import CONFIG_NAME, SUMMARY_NAME, FolderLock, Json, read_j
 from antiphon.speech.decoding import Decoder, Scores, choose_scale, scaled
 from antiphon.speech.manifest import SPLITS, Utterance
 from antiphon.speech.model import LstmAcousticModel, log_posteriors
-from antiphon.speech.scoring import WordErrors, score, wer_line, write_trn
+from antiphon.speech.scoring import score, wer_line, write_trn
 from antiphon.training import checkpoint
 
 WER_NAME = "wer.json"
