@@ -15,16 +15,21 @@ from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 
+# A shell that runs the tests in the background lets them, and all they start, ignore Ctrl-C; the tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Where the makers of test data lie, for the tests of other folders too.
 sys.path.append(str(Path(__file__).parent / "unit"))
 
 
 @pytest.fixture(autouse=True)
 def _signal_handlers() -> Iterator[None]:
-    """Give SIGTERM back its handler: `antiphon.cli.main.main` sets its own."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Give signals back their handlers: `antiphon.cli.main.main` sets its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -153,7 +153,7 @@ def train_complaint(data: Path, out: Path, *words: object) -> str:
         (["--learners", "x"], "argument --learners: invalid int value: 'x'"),
         (["--batch", "3"], "batch must be at least 4 (one sample for each learner), not 3"),
         (["--learners", "9000", "--batch", "9000"], "samples cannot feed 9000 learners: use fewer learners"),
-        (["--slow", "9=2"], "slow 9=2: learners are 0..3, the factor is 1 or more"),
+        (["--slow", "9=2"], "slow 9=2: learners are 0..3, the factor is 1 to 1e+06"),
         (["--slow", "foo"], "--slow foo: expected LEARNER=FACTOR, such as 3=10"),
         (["--lr", "nan"], "lr must be above 0 and finite, not nan"),
         (["--epochs", "0"], "epochs must be at least 1, not 0"),
