@@ -32,7 +32,7 @@ def main() -> None:
             if learner.round == 3:
                 (FOLDER / f"began-{learner.number}").touch()
     torch.save(learner.consensus(), FOLDER / f"consensus-{learner.number}.pt")
-    print(f"learner {learner.number} of {learner.learners} made {learner.round} steps", flush=True)
+    print(f"learner {learner.number} of {learner.learners} made {learner.round} steps\n", end="", flush=True)
     learner.close()
 
 

@@ -177,3 +177,27 @@ def test_data_aligned_anew_to_as_many_states(run: Path) -> None:
 def test_data_that_are_gone(run: Path) -> None:
     shutil.rmtree(run.parent / "data")
     assert fail(run) == f"{run.parent / 'data'}: no such folder; `antiphon prepare` makes one"
+
+
+# Damage that a full disk, or a hand, does to the data
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("data.json", "lacks corpus, frame_shift_s, recipe, data_sha256"),
+        ("align/align.json", "lacks data_sha256, gmm_wer"),
+        ("align/pdf.npy", "cannot be read"),
+        ("align/priors.npy", "cannot be read"),
+    ],
+)
+def test_emptied_files_of_the_data_are_named(run: Path, name: str, text: str) -> None:
+    path = run.parent / "data" / name
+    path.write_text("{}" if path.suffix == ".json" else "")
+    assert text in fail(run)
+
+
+def test_emptied_features_are_named(run: Path) -> None:
+    (run.parent / "data" / "fbank.npy").write_bytes(b"")
+    with pytest.raises(FolderError, match="fbank.npy cannot be read"):
+        Acoustics.of_run(run).samples("train")

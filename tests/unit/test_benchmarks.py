@@ -121,7 +121,7 @@ def test_a_job_survives_its_way_to_a_learner(stragglers: ModuleType, straggling:
     [
         (["--learners", "1"], "--learners must be at least 2, not 1"),
         (["--slow", "4=10"], "learners are 0..3"),
-        (["--slow", "3=0.5"], "the factor is 1 or more"),
+        (["--slow", "3=0.5"], "the factor is 1 to"),
         (["--slow", "three"], "expected LEARNER=FACTOR"),
         (["--seconds", "0"], "--seconds must be at least 1"),
         (["--wait", "-1"], "--wait must be at least 0"),
