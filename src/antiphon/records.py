@@ -216,6 +216,16 @@ class FolderLock:
         self.close()
 
 
+def holds(folder: Path, path: Path) -> bool:
+    """Say whether ``path`` is ``folder`` or lies in it, links followed.
+
+    >>> holds(Path("exp"), Path("exp/run/../data")), holds(Path("exp"), Path("experiment"))
+    (True, False)
+    """
+    outer, inner = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath([outer, inner]) == outer
+
+
 def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False, keep: Sequence[Path] = ()) -> Path:
     """Make ``path`` ready to write into: new or empty, unless ``resume`` or ``overwrite`` says otherwise.
 
@@ -229,9 +239,8 @@ def output_folder(path: Path, *, resume: bool = False, overwrite: bool = False, 
         FolderError: it holds something, it holds what is to be kept, it is a file, it cannot be made, or another
             process writes into it.
     """
-    target = os.path.realpath(path)
-    for read in map(os.path.realpath, keep):
-        if os.path.commonpath([target, read]) == target:
+    for read in keep:
+        if holds(path, read):
             raise FolderError(f"{path} holds {read}, which this command reads: name another folder to write")
     if path.exists() and not path.is_dir():
         raise FolderError(f"{path} is a file: name a folder")

@@ -16,11 +16,10 @@ from antiphon.errors import DataError, FolderError
 from antiphon.records import CONFIG_NAME, Json, read_json
 from antiphon.speech.alignment import Alignment, load_alignment
 from antiphon.speech.batching import Subsequences
-from antiphon.speech.manifest import PreparedData
+from antiphon.speech.manifest import FBANK_DIM, PreparedData
 from antiphon.speech.model import LstmAcousticModel
 
 MODEL_NAME = "model.pt"
-FEATURES = 120
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Acoustics:
             "align": str(self.alignment.folder.resolve()),
             "data_sha256": self.data.sha256,
             "alignment_sha256": self.alignment_sha256,
-            "features": FEATURES,
+            "features": FBANK_DIM,
             "states": self.alignment.states,
         }
 
@@ -90,7 +89,7 @@ class Acoustics:
     def model(self) -> LstmAcousticModel:
         """Build the model; the weights depend on the seed alone."""
         torch.manual_seed(self.config.seed)
-        return LstmAcousticModel(FEATURES, self.alignment.states, **dataclasses.asdict(self.config.model))
+        return LstmAcousticModel(FBANK_DIM, self.alignment.states, **dataclasses.asdict(self.config.model))
 
     def samples(self, split: str) -> Subsequences:
         """Return the samples of a split: cut at random for training, at the first frame elsewhere."""

@@ -88,7 +88,6 @@ def _work(learner: Learner, acoustics: Acoustics) -> None:
                 optimizer.step()
             gauges[Gauge.LOSS] += value * frames
             gauges[Gauge.WEIGHT] += frames
-            gauges[Gauge.EPOCH] = learner.epoch
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from antiphon.errors import ArgumentError, DataError
 from antiphon.records import (
     FolderLock,
     Json,
+    holds,
     output_folder,
     record,
     write_json,
@@ -135,10 +136,7 @@ def prepare(
 
 def _keep_apart(source: Path | None, out: Path) -> None:
     """Refuse an output folder that --overwrite would empty of the recordings themselves."""
-    if source is None:
-        return
-    where, target = source.resolve(), out.resolve()
-    if target == where or target in where.parents:
+    if source is not None and holds(out, source):
         raise ArgumentError(f"--out {out} holds the source {source}: name another folder")
 
 

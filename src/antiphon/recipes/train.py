@@ -36,7 +36,7 @@ from antiphon.records import (
 from antiphon.strategies import strategy_class
 from antiphon.training import checkpoint
 from antiphon.training.launch import Launch, Watched
-from antiphon.transport.block import Block, Col, Gauge, Head
+from antiphon.transport.block import Block, Col, Gauge
 from antiphon.transport.place import Place
 
 PROGRESS_S = 1.0
@@ -193,7 +193,7 @@ class _Run:
             self._tell(watched, now)
         if int(self.epoch) > self.evaluated and self.epoch < self.config.epochs and watched.present:
             self.evaluated = int(self.epoch)
-            self._evaluate(watched, watched.present)
+            self._evaluate(watched)
             self._checkpoint(watched, [])
 
     def _tell(self, watched: Watched, now: float) -> None:
@@ -213,9 +213,8 @@ class _Run:
         self.events.write("progress", **row)
         self.curves.progress(row)
 
-    def _evaluate(self, watched: Watched, present: list[int]) -> Json:
-        buffers = watched.block.buffers or watched.block.allocate(int(watched.block.head[Head.PARAMETERS]))
-        mean_N, distance = buffers.consensus(present)
+    def _evaluate(self, watched: Watched) -> Json:
+        mean_N, distance = watched.consensus()
         self.model.load_state_dict(state_dict_of(self.model, mean_N))
         loss, accuracy = heldout(self.model, self.dev)
         row = {
@@ -233,8 +232,7 @@ class _Run:
     def _checkpoint(self, watched: Watched, optimizers: list[Any]) -> Path:
         """Write the consensus model as it is now, and what a resumed run needs to go on."""
         block = watched.block
-        buffers = block.buffers or block.allocate(int(block.head[Head.PARAMETERS]))
-        mean_N, _ = buffers.consensus(watched.present)
+        mean_N, _ = watched.consensus()
         tickets = checkpoint.tickets_done(block, self.first_ticket, strategy_class(self.config.strategy).waits)
         path = self.out / checkpoint.FOLDER / f"epoch-{int(tickets / self.order.batches):03d}.pt"
         state = {
@@ -275,7 +273,7 @@ class _Run:
     def _finish(self, launch: Launch, watched: Watched) -> Json:
         self.epoch = min(self.epoch, float(self.config.epochs))
         self._tell(watched, time.monotonic())
-        row = self._evaluate(watched, watched.present)
+        row = self._evaluate(watched)
         if not row["heldout_loss"] < math.log(self.acoustics.alignment.states):
             print(
                 f"antiphon: the held-out loss {row['heldout_loss']:g} is no better than guessing: training has"

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from torch import Tensor
+
 from antiphon.errors import LearnerError
 from antiphon.learner.progress import Patience
 from antiphon.transport.block import Block, Col, Gauge, Head, Status, stopped
@@ -52,6 +54,11 @@ class Watched:
     def begun(self) -> bool:
         """Whether all learners have joined."""
         return bool((self.block.board_LC[:, Col.STATE] >= Status.JOINED).all())
+
+    def consensus(self) -> tuple[Tensor, float]:
+        """Return the mean of the weights of those present [N], and their RMS distance from it."""
+        buffers = self.block.buffers or self.block.allocate(int(self.block.head[Head.PARAMETERS]))
+        return buffers.consensus(self.present)
 
 
 class Launch:

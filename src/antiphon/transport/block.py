@@ -64,8 +64,7 @@ class Gauge(enum.IntEnum):
 
     LOSS = 0
     WEIGHT = 1
-    EPOCH = 2
-    STEP_S = 3
+    STEP_S = 2
     """Seconds of the last step."""
 
 
