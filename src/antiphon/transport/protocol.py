@@ -4,7 +4,7 @@
                 PROPOSED --REFUSE--> over          PROPOSED --deadline--> send ABORT, over
                 COMMITTED --deadline--> send COMMIT again
     acceptor:   --PROPOSE--> HELD --COMMIT--> apply, send DONE, over          HELD --ABORT--> over
-                HELD --deadline--> send ACCEPT again
+                HELD --deadline--> send ACCEPT again                          HELD --withdraw--> send REFUSE, over
 
 Any message may be lost, doubled or late. The initiator alone decides, and it remembers its last commit with each peer.
 An acceptor in doubt keeps the pair of snapshots, asks again and goes on: what an exchange adds is a difference of two
@@ -121,6 +121,7 @@ class _Peer:
     silent_until: float = 0.0
 
 
+INCARNATION_BITS = 40
 SILENCE_S = 1.0
 """How long a peer that let a proposal run into its deadline is left out of the ring, unless it is heard before."""
 
@@ -134,12 +135,14 @@ class ExchangeProtocol:
         snapshots: its weights.
         send: takes (peer, message); may lose it.
         deadline_s: how long an answer is waited for before it is asked for again or given up.
+        incarnation: how many processes were this learner before this one: its exchanges are numbered above all theirs.
     """
 
     learner: int
     snapshots: Snapshots
     send: Callable[[int, Message], None]
     deadline_s: float = 0.25
+    incarnation: int = 0
     counts: Counts = field(default_factory=Counts)
     open: dict[int, _Open] = field(default_factory=dict)
     peers: dict[int, _Peer] = field(default_factory=dict)
@@ -217,6 +220,24 @@ class ExchangeProtocol:
             self.counts.torn += exchange.state is State.COMMITTED
             self._end(peer)
 
+    def returned(self, peer: int) -> None:
+        """Take note that a new process is ``peer``: nothing that the old one said concerns it."""
+        self.lost(peer)
+        self.peers.pop(peer, None)
+
+    def withdraw(self, peer: int) -> None:
+        """Give up a held exchange whose pair of snapshots never became whole here, so that ACCEPT was never sent."""
+        exchange = self.open.get(peer)
+        if exchange and exchange.state is State.HELD:
+            self.counts.aborted += 1
+            self._say(peer, Kind.REFUSE, exchange.sequence)
+            self._end(peer)
+
+    def extend(self, peer: int, now: float) -> None:
+        """Move the deadline of what is open with ``peer``: parts of a snapshot arrive, so it is there and at work."""
+        if peer in self.open:
+            self.open[peer].due = now + self.deadline_s
+
     def _proposed(self, message: Message, exchange: _Open | None, now: float) -> None:
         peer, sequence = message.sender, message.sequence
         known = self._peer(peer)
@@ -290,7 +311,7 @@ class ExchangeProtocol:
         return any(exchange.fresh and exchange.state in states for exchange in self.open.values())
 
     def _peer(self, peer: int) -> _Peer:
-        return self.peers.setdefault(peer, _Peer())
+        return self.peers.setdefault(peer, _Peer(proposed=self.incarnation << INCARNATION_BITS))
 
     def _end(self, peer: int) -> None:
         self.snapshots.release(self.open.pop(peer).own)
