@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
 from antiphon.transport.block import Block, Col, Head, Status, process_runs, wait_for
+from antiphon.transport.place import Place
 from antiphon.transport.protocol import Handle, Kind, Message
-from antiphon.transport.shared import WIRE, SharedTransport, pack, unpack
+from antiphon.transport.shared import WIRE, pack, unpack
 
 LEARNERS = 3
 
@@ -187,6 +188,12 @@ def test_senders_and_kinds_that_there_are_not():
 # --- live ends, in one process
 
 
+def end_of(block, learner, weights, timeout_s=300.0):
+    end = Place(learner, block.learners, block.folder, creates=False).transport(block, weights, timeout_s=timeout_s)
+    end.weights, end.block = weights, block
+    return end
+
+
 @pytest.fixture
 def ends():
     """Two live ends; the third learner is this test, which may send what it likes."""
@@ -197,7 +204,7 @@ def ends():
         weights = Weights(each.allocate(6), learner)
         weights.w_N.copy_(torch.arange(6.0) * (learner + 1))
         each.board_LC[learner, [Col.PID, Col.STATE]] = os.getpid(), Status.JOINED
-        made.append(SharedTransport(each, learner, weights, timeout_s=10.0))
+        made.append(end_of(each, learner, weights, timeout_s=10.0))
     block.board_LC[2, [Col.PID, Col.STATE]] = os.getpid(), Status.JOINED
     for end in made:
         end.start()
@@ -265,7 +272,7 @@ def test_a_round_of_a_ring_of_two_live_ends(ends):
 
 
 def test_a_round_that_one_misses_ends_at_the_deadline(ends):
-    ends[0].timeout_s = 0.05
+    ends[0].rounds.timeout_s = 0.05
     ends[0].start_mix(0, [(2, 0.5)])
     with pytest.raises(DeadlineError, match=r"round 0 for learners \[2\]"):
         ends[0].finish_mix(0)
@@ -290,8 +297,7 @@ def test_a_failing_exchange_thread_is_told_to_the_computing_thread(ends, monkeyp
     def fail(*_):
         raise OSError("no more memory")
 
-    monkeypatch.setattr(ends[0], "_receive_all", fail)
-    send(ends[0], b"")
+    monkeypatch.setattr(ends[0].carriers[0], "tick", fail)
     until(lambda: ends[0]._failure is not None)
     with pytest.raises(LearnerError, match="the exchange thread failed.*no more memory"):
         ends[0].propose(1, 0.5)
@@ -301,7 +307,7 @@ def test_a_failing_exchange_thread_is_told_to_the_computing_thread(ends, monkeyp
 
 def test_a_wait_begun_as_the_thread_fails_does_not_last(ends, monkeypatch):
     """The thread fails after the round was begun, at whatever moment: the wait ends with it."""
-    monkeypatch.setattr(ends[0], "_advance", lambda round: (_ for _ in ()).throw(OSError("torn")))
+    monkeypatch.setattr(ends[0].rounds, "advance", lambda gone: (_ for _ in ()).throw(OSError("torn")))
     ends[0].start_mix(0, [(1, 0.5)])
     began = time.monotonic()
     with pytest.raises(LearnerError, match="torn"):
@@ -333,7 +339,7 @@ def test_a_folder_with_a_long_path(tmp_path):
     block = Block.create(2, folder)
     weights = [Weights(block.allocate(4), learner) for learner in range(2)]
     block.board_LC[:, Col.PID] = os.getpid()
-    two = [SharedTransport(block, learner, weights[learner]) for learner in range(2)]
+    two = [end_of(block, learner, weights[learner]) for learner in range(2)]
     for end in two:
         end.start()
     exchanged(*two)
@@ -345,7 +351,7 @@ def test_the_exchange_thread_leaves_the_computing_thread_its_threads(block):
     """A thread that has not computed yet takes the number that was set last, wherever that was."""
     block.allocate(4)
     block.board_LC[:, Col.PID] = os.getpid()
-    ends = [SharedTransport(block, learner, Weights(block.buffers, learner)) for learner in range(2)]
+    ends = [end_of(block, learner, Weights(block.buffers, learner)) for learner in range(2)]
     threads, seen = torch.get_num_threads(), []
 
     def compute():

@@ -1,34 +1,30 @@
-"""The contract of a transport: one learner's end of what goes on between learners."""
+"""The contracts: a transport is one learner's end of what goes on between learners; carriers bring its messages.
+
+A transport carries out a strategy's actions. The real one (`exchange.ExchangeTransport`) is made of carriers, one for
+each way to reach a peer, and of rounds, the way that synchronous strategies meet; the one of the virtual clock
+(`memory.MemoryTransport`) does all by itself.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol as Interface
 
 from torch import Tensor
 
-from antiphon.transport.protocol import Counts
+from antiphon.transport.protocol import Counts, Handle, Message, Snapshots
 
 Coefficients = Sequence[tuple[int, float]]
 
 
-class Transport(ABC):
-    """Carries out a strategy's actions for one learner.
+class Rounds(ABC):
+    """How synchronous strategies meet: numbered rounds, alike for all learners, one at a time.
 
-    An exchange never waits. In a synchronous round, numbered alike by all learners, each publishes one vector, a
-    snapshot of its weights or its gradient, and takes the others'; there is one such round at a time.
+    In each every learner publishes one vector, a snapshot of its weights or its gradient, and takes the others'.
     """
 
-    counts: Counts
-    bytes_read: int
-
-    @abstractmethod
-    def present(self) -> tuple[int, ...]:
-        """Return the learners that answer now, this one among them, in order."""
-
-    @abstractmethod
-    def propose(self, peer: int, coefficient: float) -> None:
-        """Start an exchange with ``peer`` if its rules allow one now, and return at once."""
+    bytes_read: int = 0
 
     @abstractmethod
     def start_mix(self, round: int, coefficients: Coefficients) -> None:
@@ -56,6 +52,107 @@ class Transport(ABC):
             LearnerError: a learner is gone.
         """
 
+
+class Transport(Rounds):
+    """Carries out a strategy's actions for one learner: exchanges, which never wait, and synchronous rounds."""
+
+    counts: Counts
+
+    @abstractmethod
+    def present(self) -> tuple[int, ...]:
+        """Return the learners that answer now, this one among them, in order."""
+
+    @abstractmethod
+    def propose(self, peer: int, coefficient: float) -> None:
+        """Start an exchange with ``peer`` if its rules allow one now, and return at once."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of whatever is held; closing twice is harmless."""
+
+
+class Mail(Interface):
+    """What a carrier tells the exchange thread, from within it."""
+
+    def receive(self, message: Message) -> None:
+        """A message has come."""
+
+    def lost(self, peer: int) -> None:
+        """A peer's process is gone for good."""
+
+    def returned(self, peer: int) -> None:
+        """A new process is that peer."""
+
+    def withdraw(self, peer: int) -> None:
+        """The snapshots of the exchange that is held for the peer will never be whole; ACCEPT was not sent."""
+
+    def extend(self, peer: int) -> None:
+        """A part of the peer's snapshot has come."""
+
+
+class Poll(Interface):
+    """The exchange thread's wait, to which carriers add their descriptors."""
+
+    def add(self, fd: int, ready: Callable[[], None], writable: bool = False) -> None:
+        """Call ``ready()`` whenever the descriptor can be read (or, if asked, written); adding again changes that."""
+
+    def remove(self, fd: int) -> None:
+        """Forget a descriptor."""
+
+
+class Carrier(ABC):
+    """One way to reach some of the peers. All but the constructor and `close` run in the exchange thread.
+
+    Messages may get lost. The snapshots of an exchange are the carrier's business too: where a peer's lies, whether
+    both ends hold the same pair, and how the difference gets into the weights.
+    """
+
+    peers: tuple[int, ...]
+    bytes_read: int = 0
+
+    @abstractmethod
+    def open(self, poll: Poll, mail: Mail) -> None:
+        """Begin: the exchange thread runs."""
+
+    @abstractmethod
+    def send(self, peer: int, message: Message) -> None:
+        """Send a message, or lose it; never wait."""
+
+    @abstractmethod
+    def usable(self, peer: int, handle: Handle) -> bool:
+        """Say whether the peer's snapshot is whole and finite as far as this end can tell."""
+
+    @abstractmethod
+    def apply(self, peer: int, theirs: Handle, own: Handle, coefficient: float) -> None:
+        """Add c (s_peer - s_own) to the weights."""
+
+    def tick(self, now: float) -> None:  # noqa: B027 - most have nothing to do
+        """Act on what the time asks for; called at least twice a second."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of whatever is held; the exchange thread has ended."""
+
+
+class CarriedSnapshots(Snapshots):
+    """What the protocol sees: one's own slots are the weights' business, a pair of snapshots is its carrier's."""
+
+    def __init__(self, own: Snapshots, carriers: Iterable[Carrier]) -> None:
+        self.own = own
+        self.carrier = {peer: carrier for carrier in carriers for peer in carrier.peers}
+
+    def take(self) -> Handle | None:
+        """Copy the weights into a free slot."""
+        return self.own.take()
+
+    def release(self, handle: Handle) -> None:
+        """Free a slot of one's own."""
+        self.own.release(handle)
+
+    def usable(self, peer: int, handle: Handle) -> bool:
+        """Ask the peer's carrier."""
+        return self.carrier[peer].usable(peer, handle)
+
+    def apply(self, peer: int, theirs: Handle, own: Handle, coefficient: float) -> None:
+        """Let the peer's carrier do it."""
+        self.carrier[peer].apply(peer, theirs, own, coefficient)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from antiphon.errors import ArgumentError
 from antiphon.transport.block import Block
+from antiphon.transport.exchange import ExchangeTransport
+from antiphon.transport.shared import SharedCarrier, SharedRounds, SharedWeights
 
 RUN, LEARNER, LEARNERS = "ANTIPHON_RUN", "ANTIPHON_LEARNER", "ANTIPHON_LEARNERS"
 
@@ -63,6 +65,15 @@ class Place:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(mode=0o700)
         return Block.create(self.learners, self.folder)
+
+    def transport(
+        self, block: Block, weights: SharedWeights, deadline_s: float = 0.25, timeout_s: float = 300.0
+    ) -> ExchangeTransport:
+        """Return this learner's end, not yet started."""
+        peers = [peer for peer in range(self.learners) if peer != self.learner]
+        carriers = [SharedCarrier(block, self.learner, peers, weights)] if peers else []
+        rounds = SharedRounds(block, self.learner, weights, timeout_s)
+        return ExchangeTransport(self.learner, weights, carriers, rounds, deadline_s)
 
 
 def torchrun_folder(environment: Mapping[str, str]) -> Path:

@@ -1,37 +1,31 @@
-"""Learners on one host: snapshots in shared memory, control by datagrams between local sockets; no TCP port is opened.
-
-One thread a learner answers proposals, makes the copies and adds the differences while the learner computes. It waits
-in one poll for its socket, for the computing thread and for the end of any peer's process.
-"""
+"""Peers on one host: snapshots in shared memory, messages by datagrams between local sockets; no TCP port is opened."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
-import select
 import socket
 import struct
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Interface
 
-import torch
 from torch import Tensor
 
 from antiphon.errors import DeadlineError, LearnerError
-from antiphon.transport.base import Coefficients, Transport
+from antiphon.transport.base import Carrier, Coefficients, Mail, Poll
 from antiphon.transport.block import Block, Col
 from antiphon.transport.buffers import Buffers
-from antiphon.transport.protocol import ExchangeProtocol, Handle, Kind, Message, Snapshots
+from antiphon.transport.exchange import PolledRounds
+from antiphon.transport.protocol import Handle, Kind, Message, Snapshots
 
 WIRE = struct.Struct("<BBHQQd")
 """kind, slot, sender, sequence, version, coefficient."""
 
 GRADIENT_SLOT = 2
+LOOK_S = 0.2
+"""How often it is looked whether a peer that had ended is there again."""
 
 
 def pack(message: Message) -> bytes:
@@ -57,7 +51,7 @@ def unpack(data: bytes, learners: int) -> Message | None:
 
 
 class SharedWeights(Snapshots, Interface):
-    """What this transport asks of a learner's weights."""
+    """What is asked of a learner's weights."""
 
     buffers: Buffers
 
@@ -66,6 +60,96 @@ class SharedWeights(Snapshots, Interface):
 
     def add_differences(self, others: list[tuple[Tensor, float]], own_N: Tensor) -> None:
         """Add sum_j c_j (s_j - s_own)."""
+
+
+class SharedCarrier(Carrier):
+    """Reaches the peers on this host.
+
+    Args:
+        block: the host's shared memory, with room for the weights.
+        learner: this learner's number.
+        peers: the others on this host.
+        weights: its weights, over the block's buffers.
+    """
+
+    def __init__(self, block: Block, learner: int, peers: Sequence[int], weights: SharedWeights) -> None:
+        self.block, self.learner, self.peers, self.weights = block, learner, tuple(peers), weights
+        self._bytes = 4 * weights.buffers.weights_LN.shape[1]
+        self._pids: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._look_at_s = 0.0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        # By way of a descriptor, for the path of a socket may have 107 characters only.
+        self._folder_fd = os.open(block.folder, os.O_PATH | os.O_DIRECTORY)
+        self._paths = [f"/proc/self/fd/{self._folder_fd}/{number}.sock" for number in range(block.learners)]
+        Path(self._paths[learner]).unlink(missing_ok=True)
+        self._socket.bind(self._paths[learner])
+
+    def open(self, poll: Poll, mail: Mail) -> None:
+        """Watch the socket, and the peers' processes."""
+        self._poll, self._mail = poll, mail
+        poll.add(self._socket.fileno(), self._receive_all)
+        for peer in self.peers:
+            self._watch(peer)
+
+    def send(self, peer: int, message: Message) -> None:
+        """Send a datagram: a full queue (a frozen peer) or a missing socket (a dead one) loses it."""
+        with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
+            self._socket.sendto(pack(message), self._paths[peer])
+
+    def usable(self, peer: int, handle: Handle) -> bool:
+        """Say whether the peer's slot still holds that version."""
+        return self.weights.usable(peer, handle)
+
+    def apply(self, peer: int, theirs: Handle, own: Handle, coefficient: float) -> None:
+        """Add the difference of two slots of the shared memory."""
+        self.weights.apply(peer, theirs, own, coefficient)
+        self.bytes_read += self._bytes
+
+    def tick(self, now: float) -> None:
+        """See whether a peer that had ended is there again."""
+        if now < self._look_at_s:
+            return
+        self._look_at_s = now + LOOK_S
+        for peer in self.peers:
+            if peer not in self._ends and int(self.block.board_LC[peer, Col.PID]) != self._pids[peer]:
+                self._watch(peer)
+                if peer in self._ends:
+                    self._mail.returned(peer)
+
+    def close(self) -> None:
+        """Close the socket."""
+        for fd in self._ends.values():
+            os.close(fd)
+        self._socket.close()
+        os.close(self._folder_fd)
+
+    def _watch(self, peer: int) -> None:
+        """Watch a peer's process by a descriptor that becomes readable once it has ended."""
+        self._pids[peer] = int(self.block.board_LC[peer, Col.PID])
+        try:
+            self._ends[peer] = os.pidfd_open(self._pids[peer])
+        except ProcessLookupError:
+            self._mail.lost(peer)
+            return
+        self._poll.add(self._ends[peer], lambda: self._ended(peer))
+
+    def _ended(self, peer: int) -> None:
+        fd = self._ends.pop(peer)
+        self._poll.remove(fd)
+        os.close(fd)
+        self._mail.lost(peer)
+
+    def _receive_all(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(WIRE.size + 1)
+            except (BlockingIOError, ConnectionRefusedError):
+                return
+            message = unpack(data, self.block.learners)
+            if message and message.sender in self.peers:
+                self._mail.receive(message)
 
 
 @dataclass
@@ -78,67 +162,21 @@ class _Round:
     published: bool = False
 
 
-class SharedTransport(Transport):
-    """One learner's end over a `Block`.
+class SharedRounds(PolledRounds):
+    """Synchronous rounds of learners that are all on this host: everyone's vector lies in a slot of its own.
 
     Args:
-        block: the run's shared memory, with room for the weights.
-        learner: its number.
-        weights: its weights, over the block's buffers.
-        deadline_s: how long the answer to a message is waited for.
-        timeout_s: how long a synchronous round is waited for.
+        block: the host's shared memory.
+        learner: this learner's number.
+        weights: its weights.
+        timeout_s: how long a round is waited for.
     """
 
-    def __init__(
-        self, block: Block, learner: int, weights: SharedWeights, deadline_s: float = 0.25, timeout_s: float = 300.0
-    ) -> None:
+    def __init__(self, block: Block, learner: int, weights: SharedWeights, timeout_s: float = 300.0) -> None:
+        super().__init__()
         self.block, self.learner, self.weights, self.timeout_s = block, learner, weights, timeout_s
-        self.protocol = ExchangeProtocol(learner, weights, self._send, deadline_s)
-        self.counts, self.bytes_read = self.protocol.counts, 0
-        self.exchange_s = 0.0
-        """CPU seconds of the exchange thread."""
         self._peers = [peer for peer in range(block.learners) if peer != learner]
-        self._present: tuple[int, ...] = tuple(range(block.learners))
-        self._gone: set[int] = set()
-        self._wanted: collections.deque[tuple[int, float]] = collections.deque(maxlen=1)
         self._round: _Round | None = None
-        self._round_over = threading.Event()
-        self._idle = threading.Event()
-        self._stopping = False
-        self._closed = False
-        self._failure: BaseException | None = None
-        if not self._peers:
-            return
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        # By way of a descriptor, for the path of a socket may have 107 characters only.
-        self._folder_fd = os.open(block.folder, os.O_PATH | os.O_DIRECTORY)
-        self._paths = [f"/proc/self/fd/{self._folder_fd}/{number}.sock" for number in range(block.learners)]
-        Path(self._paths[learner]).unlink(missing_ok=True)
-        self._socket.bind(self._paths[learner])
-        self._kick = os.eventfd(0, os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name=f"exchange-{learner}", daemon=True)
-
-    def start(self) -> None:
-        """Start answering; all peers have joined by now."""
-        if self._peers:
-            # A thread's first question fixes its number of computing threads; the exchange thread's 1 would become it.
-            torch.get_num_threads()
-            self._thread.start()
-
-    # --- the computing thread
-
-    def present(self) -> tuple[int, ...]:
-        """Return the learners that answer now."""
-        return self._present
-
-    def propose(self, peer: int, coefficient: float) -> None:
-        """Start an exchange as soon as the exchange thread gets to it; one not yet begun is replaced."""
-        self.check()
-        if self._wanted:
-            self.counts.busy += 1
-        self._wanted.append((peer, coefficient))
-        os.eventfd_write(self._kick, 1)
 
     def start_mix(self, round: int, coefficients: Coefficients) -> None:
         """Let the exchange thread publish the weights and add the differences once they are there."""
@@ -163,161 +201,15 @@ class SharedTransport(Transport):
         mean_N.div_(self.block.learners)
         self.bytes_read += 4 * mean_N.numel() * len(self._peers)
 
-    def check(self) -> None:
-        """Raise what ended the exchange thread, if anything did."""
-        if isinstance(self._failure, LearnerError):
-            raise self._failure
-        if self._failure is not None:
-            raise LearnerError(f"learner {self.learner}: the exchange thread failed: {self._failure!r}") from (
-                self._failure
-            )
-
-    def drain(self, deadline_s: float) -> bool:
-        """Start nothing more and wait for what is in flight; say whether all of it came to an end."""
-        if not self._peers or self._closed:
-            return True
-        self._stopping = True
-        end = time.monotonic() + deadline_s
-        while self._failure is None and time.monotonic() < end:
-            self._idle.clear()
-            os.eventfd_write(self._kick, 1)
-            if self._idle.wait(max(0.0, min(0.05, end - time.monotonic()))):
-                return True
-        self.check()
-        return False
-
-    def close(self) -> None:
-        """End the thread and close the socket; an exchange that only this end has applied is torn."""
-        if self._closed or not self._peers:
+    def advance(self, gone: set[int]) -> None:
+        """Publish, see whether all have, and add the differences."""
+        round = self._round
+        if round is None:
             return
-        self._closed = True
-        if self._thread.is_alive():
-            os.eventfd_write(self._kick, 1)
-            self._thread.join(timeout=10.0)
-        for peer in list(self.protocol.open):
-            self.protocol.lost(peer)
-        self._socket.close()
-        os.close(self._kick)
-        os.close(self._folder_fd)
-
-    def _begin(self, round: _Round) -> None:
-        # In this order: should the exchange thread fail from here on, the wait for the round ends with it.
-        self._round_over.clear()
-        self.check()
-        self._round = self._current = round
-        if self._peers:
-            os.eventfd_write(self._kick, 1)
-
-    def _wait(self, round: int) -> None:
-        if not self._peers:
-            return
-        if not self._round_over.wait(self.timeout_s):
-            missing = self._missing(self._current)
-            raise DeadlineError(
-                f"learner {self.learner} waited {self.timeout_s:g} s in round {round} for learners {missing}:"
-                " raise timeout_s, or use an asynchronous strategy, which waits for nobody"
-            )
-        self.check()
-
-    def _missing(self, round: _Round) -> list[int]:
-        return [peer for peer in round.peers if self.block.board_LC[peer, Col.PUBLISHED] <= round.number]
-
-    def _slot(self, round: int, gradient: bool = False) -> int:
-        # A peer may still read round k while k+1 is written, never while k+2 is: two slots alternate.
-        return (GRADIENT_SLOT, 1)[round % 2] if gradient else round % 2
-
-    # --- the exchange thread
-
-    def _run(self) -> None:
-        try:
-            torch.set_num_threads(1)
-            with self._ends_of_peers() as ends:
-                poll = select.poll()
-                for fd in (self._socket.fileno(), self._kick, *ends):
-                    poll.register(fd, select.POLLIN)
-                while not self._closed:
-                    ready = poll.poll(self._poll_ms())
-                    began = time.thread_time()
-                    self._turn([fd for fd, _ in ready], ends, poll)
-                    self.exchange_s += time.thread_time() - began
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._round_over.set()
-            self._idle.set()
-
-    @contextlib.contextmanager
-    def _ends_of_peers(self):  # type: ignore[no-untyped-def]
-        """Give a descriptor for each peer's process, readable once it has ended."""
-        ends: dict[int, int] = {}
-        try:
-            for peer in self._peers:
-                try:
-                    ends[os.pidfd_open(int(self.block.board_LC[peer, Col.PID]))] = peer
-                except ProcessLookupError:
-                    self._lose(peer)
-            yield ends
-        finally:
-            for fd in ends:
-                os.close(fd)
-
-    def _poll_ms(self) -> float:
-        """Until the next deadline; a round in hand is looked at every 5 ms, for a full queue loses its messages."""
-        due = self.protocol.next_due()
-        limit = 5.0 if self._round else 500.0
-        return limit if due is None else max(0.0, min(limit, (due - time.monotonic()) * 1e3))
-
-    def _turn(self, ready: Sequence[int], ends: dict[int, int], poll: select.poll) -> None:
-        now = time.monotonic()
-        for fd in ready:
-            if fd in ends:
-                poll.unregister(fd)
-                os.close(fd)
-                self._lose(ends.pop(fd))
-            elif fd == self._kick:
-                os.eventfd_read(fd)
-        self._receive_all(now)
-        self.protocol.tick(now)
-        if self._wanted and not self._stopping:
-            self.protocol.propose(*self._wanted.popleft(), now)
-        if self._round:
-            self._advance(self._round)
-        self._present = tuple(
-            learner
-            for learner in range(self.block.learners)
-            if learner == self.learner or not (learner in self._gone or self.protocol.silent(learner, now))
-        )
-        if self._stopping and not self.protocol.open:
-            self._idle.set()
-
-    def _receive_all(self, now: float) -> None:
-        while True:
-            try:
-                data = self._socket.recv(WIRE.size + 1)
-            except (BlockingIOError, ConnectionRefusedError):
-                return
-            message = unpack(data, self.block.learners)
-            if message and message.sender != self.learner and message.sender not in self._gone:
-                before = self.counts.committed + self.counts.applied
-                self.protocol.receive(message, now)
-                self.bytes_read += (self.counts.committed + self.counts.applied - before) * self._weights_bytes
-
-    @property
-    def _weights_bytes(self) -> int:
-        return 4 * self.weights.buffers.weights_LN.shape[1]
-
-    def _advance(self, round: _Round) -> None:
-        """Publish, and see whether all have."""
         if not round.published:
-            slot = self._slot(round.number)
-            if round.coefficients and self.weights.write(slot) is None:
-                raise LearnerError(f"learner {self.learner}: the weights are not finite in round {round.number}")
-            round.published = True
-            self.block.board_LC[self.learner, Col.PUBLISHED] = round.number + 1
-            for peer in self._peers:
-                self._send(peer, Message(Kind.PUBLISHED, self.learner, round.number))
+            self._publish(round)
         missing = self._missing(round)
-        if lost := [peer for peer in missing if peer in self._gone or self.block.failed(peer)]:
+        if lost := [peer for peer in missing if peer in gone or self.block.failed(peer)]:
             self.block.board_LC[self.learner, Col.BEREFT] = lost[0] + 1
             raise LearnerError(f"learners {lost} are gone, and this strategy needs them in every round")
         if missing:
@@ -326,15 +218,41 @@ class SharedTransport(Transport):
             slots_LSN, slot = self.weights.buffers.slots_LSN, self._slot(round.number)
             others = [(slots_LSN[peer, slot], coefficient) for peer, coefficient in round.coefficients]
             self.weights.add_differences(others, slots_LSN[self.learner, slot])
-            self.bytes_read += len(others) * self._weights_bytes
-        self._round = None
-        self._round_over.set()
+            self.bytes_read += 4 * len(others) * slots_LSN.shape[2]
+        self._round, self.busy = None, False
+        self.over.set()
 
-    def _lose(self, peer: int) -> None:
-        self._gone.add(peer)
-        self.protocol.lost(peer)
+    def _begin(self, round: _Round) -> None:
+        # In this order: should the exchange thread fail from here on, the wait for the round ends with it.
+        self.over.clear()
+        self.check()
+        self._round = self._current = round
+        self.busy = True
+        if self._peers:
+            self.wake()
 
-    def _send(self, peer: int, message: Message) -> None:
-        # A full queue (a frozen peer) or a missing socket (a dead one) loses the message, which the protocol expects.
-        with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
-            self._socket.sendto(pack(message), self._paths[peer])
+    def _wait(self, round: int) -> None:
+        if not self._peers:
+            return
+        if not self.over.wait(self.timeout_s):
+            missing = self._missing(self._current)
+            raise DeadlineError(
+                f"learner {self.learner} waited {self.timeout_s:g} s in round {round} for learners {missing}:"
+                " raise timeout_s, or use an asynchronous strategy, which waits for nobody"
+            )
+        self.check()
+
+    def _publish(self, round: _Round) -> None:
+        if round.coefficients and self.weights.write(self._slot(round.number)) is None:
+            raise LearnerError(f"learner {self.learner}: the weights are not finite in round {round.number}")
+        round.published = True
+        self.block.board_LC[self.learner, Col.PUBLISHED] = round.number + 1
+        for peer in self._peers:
+            self.tell(peer, Message(Kind.PUBLISHED, self.learner, round.number))
+
+    def _missing(self, round: _Round) -> list[int]:
+        return [peer for peer in round.peers if self.block.board_LC[peer, Col.PUBLISHED] <= round.number]
+
+    def _slot(self, round: int, gradient: bool = False) -> int:
+        # A peer may still read round k while k+1 is written, never while k+2 is: two slots alternate.
+        return (GRADIENT_SLOT, 1)[round % 2] if gradient else round % 2
