@@ -19,7 +19,8 @@ from antiphon.errors import (
 )
 
 if TYPE_CHECKING:
-    from antiphon.learner.learner import BatchSampler, Learner
+    from antiphon.learner.learner import Learner
+    from antiphon.learner.sampler import BatchSampler
     from antiphon.simulation.engine import Simulation
     from antiphon.strategies import STRATEGIES, strategy_class
     from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix, Strategy
@@ -48,7 +49,8 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for: the command line answers --help without it.
 _HOMES = {
-    "antiphon.learner.learner": ("BatchSampler", "Learner"),
+    "antiphon.learner.learner": ("Learner",),
+    "antiphon.learner.sampler": ("BatchSampler",),
     "antiphon.simulation.engine": ("Simulation",),
     "antiphon.strategies": ("STRATEGIES", "strategy_class"),
     "antiphon.strategies.base": ("AverageGradients", "Exchange", "FinishMix", "StartMix", "Strategy"),

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
+from antiphon.learner.gradients import GradientMean
 from antiphon.learner.parameters import state_dict_of, trainable
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
+from antiphon.learner.sampler import BatchSampler
 from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
 from antiphon.transport.block import Col, Gauge, Head, Status, wait_for
 from antiphon.transport.place import Place
-from antiphon.transport.shared import SharedTransport
 
 SWITCH_S = 5e-4
 ANSWER_S, COPY_S = 0.25, 25e-9
@@ -89,7 +90,7 @@ class Learner:
             atexit.register(self.block.remove)
         self.weights = self._join(kind.waits)
         deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
-        self.transport = SharedTransport(self.block, self.number, self.weights, deadline_s, timeout_s)
+        self.transport = place.transport(self.block, self.weights, deadline_s, timeout_s)
         self._wait_for_all("be ready")
         if self.learners > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
@@ -97,12 +98,10 @@ class Learner:
         self.transport.start()
         work = Rounds if kind.waits else Tickets
         self.work: Work = work(self.block, self.number, first_ticket)
-        self.order: EpochOrder | None = None
-        self._epoch = 0.0
+        self._sampler: BatchSampler | None = None
+        self._gradients: GradientMean | None = None
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
-        self._queue: deque[int] = deque()
-        self._gradient_N = torch.empty(0)
         self._additions = 0
         self._in_step = self._closed = False
         self._over = ""
@@ -174,12 +173,13 @@ class Learner:
         Raises:
             ArgumentError: the batch is smaller than the number of learners, or the data set is.
         """
-        if self.order is not None:
+        if self._sampler is not None:
             raise ArgumentError("batch_sampler() was called already: make one, and iterate over it once an epoch")
         if batch < self.learners:
             raise ArgumentError(f"batch must be at least the number of learners ({self.learners}), not {batch}")
-        self.order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
-        return BatchSampler(self, self.order, epochs)
+        order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
+        self._sampler = BatchSampler(self.work, order, epochs, self.stopping)
+        return self._sampler
 
     @property
     def epoch(self) -> float:
@@ -187,9 +187,7 @@ class Learner:
 
         Learners that wait for each other agree on it in every round, so that a rate that follows it keeps them equal.
         """
-        if self.order is None or not self._queue:
-            return self._epoch
-        return self.work.position(self._queue[0]) / self.order.batches
+        return self._sampler.progress if self._sampler else 0.0
 
     def stopping(self) -> bool:
         """Say whether the run is to stop before its end (Ctrl-C): all learners stop after the same round."""
@@ -241,7 +239,8 @@ class Learner:
                 case FinishMix():
                     self.transport.finish_mix(self.round)
                 case AverageGradients():
-                    self._average_gradients()
+                    self._gradients = self._gradients or GradientMean(self._parameters, self.transport)
+                    self._gradients.take(self.round)
                 case _:
                     raise AssertionError(f"{action} cannot be done before the step")
             self._waited_s += time.perf_counter() - began
@@ -271,37 +270,14 @@ class Learner:
                     raise AssertionError(f"{action} cannot be done after the step")
         self.round += 1
         row_C[Col.STEPS] = self.round
-        if self._queue:
-            self._epoch = self.epoch
-            ticket = self._queue.popleft()
-            samples = len(self.order.batch(ticket)) if self.order else 0
+        if self._sampler:
+            samples, again = self._sampler.end_oldest()
             row_C[Col.SAMPLES] += samples
-            row_C[Col.REPEATED] += samples if ticket in self.work.again else 0
-            self.work.end_oldest()
+            row_C[Col.REPEATED] += samples if again else 0
 
     def _slow_down(self) -> None:
         if self.slow > 1.0:
             time.sleep((self.slow - 1.0) * (time.perf_counter() - self._began_s))
-
-    def _average_gradients(self) -> None:
-        """Replace every gradient by the mean over the learners; a missing one counts as zero."""
-        if self._gradient_N.numel() == 0:
-            self._gradient_N = torch.empty_like(self.weights.w_N)
-        parts = [
-            torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
-            for parameter in self._parameters
-        ]
-        torch.cat(parts, out=self._gradient_N)
-        self.transport.start_average(self.round, self._gradient_N)
-        self.transport.finish_average(self.round, self._gradient_N)
-        offset = 0
-        for parameter in self._parameters:
-            mean = self._gradient_N[offset : offset + parameter.numel()].view(parameter.shape)
-            if parameter.grad is None:
-                parameter.grad = mean.clone()
-            else:
-                parameter.grad.copy_(mean)
-            offset += parameter.numel()
 
     # --- the end
 
@@ -328,7 +304,7 @@ class Learner:
         Called after the last epoch of a sampler with ``epochs``, it first lets all learners come to their end.
         """
         assert self.block.buffers is not None
-        if self.order is not None and self._ended:
+        if self._sampler and self._sampler.ended:
             self.finish()
         present = [learner for learner in range(self.learners) if not self.block.dead(learner)]
         mean_N, _ = self.block.buffers.consensus(present)
@@ -371,31 +347,3 @@ class Learner:
         for parameter in self._parameters:
             if parameter.data.untyped_storage().data_ptr() == shared:
                 parameter.data = parameter.data.clone()
-
-    _ended = False
-
-
-class BatchSampler:
-    """Yields this learner's batches of one epoch each time it is iterated; made by `Learner.batch_sampler`."""
-
-    def __init__(self, learner: Learner, order: EpochOrder, epochs: int | None) -> None:
-        self.learner, self.order, self.epochs, self.epoch = learner, order, epochs, 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of sample numbers until the epoch's tickets are gone."""
-        learner, work = self.learner, self.learner.work
-        self.epoch += 1
-        last = self.epochs is not None and self.epoch >= self.epochs
-        while not learner.stopping():
-            ticket = work.take(self.epoch * self.order.batches)
-            if ticket is None and last:
-                ticket = work.rest(self.epoch * self.order.batches)
-            if ticket is None:
-                break
-            learner._queue.append(ticket)
-            yield self.order.batch(ticket)
-        learner._ended = last or learner.stopping()
-
-    def __len__(self) -> int:
-        """Return the batches of one epoch that fall to this learner when all are equally fast."""
-        return self.order.batches // self.order.learners

@@ -1,0 +1,53 @@
+"""The batches of one learner: a batch sampler for torch's DataLoader, over tickets that all learners share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from antiphon.learner.progress import EpochOrder, Work
+
+
+class BatchSampler:
+    """Yields this learner's batches of one epoch each time it is iterated; made by `Learner.batch_sampler`."""
+
+    def __init__(self, work: Work, order: EpochOrder, epochs: int | None, stopping: Callable[[], bool]) -> None:
+        self.work, self.order, self.epochs, self._stopping = work, order, epochs, stopping
+        self.epoch = 0
+        """How many times it was iterated, the one in hand included."""
+        self.ended = False
+        """Whether the last epoch is over, or the run was asked to stop."""
+        self._taken: deque[int] = deque()
+        self._progress = 0.0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of sample numbers until the epoch's tickets are gone."""
+        self.epoch += 1
+        last = self.epochs is not None and self.epoch >= self.epochs
+        while not self._stopping():
+            ticket = self.work.take(self.epoch * self.order.batches)
+            if ticket is None and last:
+                ticket = self.work.rest(self.epoch * self.order.batches)
+            if ticket is None:
+                break
+            self._taken.append(ticket)
+            yield self.order.batch(ticket)
+        self.ended = last or self._stopping()
+
+    def __len__(self) -> int:
+        """Return the batches of one epoch that fall to this learner when all are equally fast."""
+        return self.order.batches // self.order.learners
+
+    @property
+    def progress(self) -> float:
+        """Where the batch in hand, or else the last one, lies in the work of all learners, in epochs."""
+        return self.work.position(self._taken[0]) / self.order.batches if self._taken else self._progress
+
+    def end_oldest(self) -> tuple[int, bool]:
+        """Mark the batch that was taken first as done; return its samples, and whether a dead learner had it before."""
+        if not self._taken:
+            return 0, False
+        self._progress = self.progress
+        ticket = self._taken.popleft()
+        self.work.end_oldest()
+        return len(self.order.batch(ticket)), ticket in self.work.again
