@@ -168,7 +168,7 @@ def test_a_slot_being_written_is_not_usable(pair, monkeypatch):
     handle = first.take()
     first.release(handle)
     seen = []
-    monkeypatch.setattr(torch, "isfinite", lambda value: seen.append(second.usable(0, handle)) or torch.tensor(True))
+    monkeypatch.setattr(module.math, "isfinite", lambda value: seen.append(second.usable(0, handle)) or True)
     first.take()
     assert seen == [False]
 
@@ -182,6 +182,31 @@ def test_blocks_smaller_than_the_weights_give_the_same(monkeypatch):
     torch.testing.assert_close(buffers.slots_LSN[0, own.slot], torch.arange(10).float())
     first.apply(1, theirs, own, 0.5)
     torch.testing.assert_close(first.snapshot(), torch.arange(10) / 2)
+
+
+def test_what_was_folded_is_overwritten_not_added_to(pair):
+    first, second = pair
+    first._pending_N.fill_(float("nan"))
+    exchange(first, second)
+    torch.testing.assert_close(first.snapshot(), torch.tensor([0.25, 1.0, 1.75, 2.5, 3.25]))
+
+
+def test_both_ends_add_the_same_difference_to_the_bit(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 16)
+    buffers = Buffers.in_process(2, 1000)
+    buffers.weights_LN.copy_(torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)))
+    ends = Weights(buffers, 0), Weights(buffers, 1)
+    exchange(*ends, c=1 / 3)
+    assert torch.equal(buffers.pending_LN[0], -buffers.pending_LN[1]) and buffers.pending_LN[0].any()
+    exchange(*ends, c=1 / 3)
+    assert torch.equal(buffers.pending_LN[0], -buffers.pending_LN[1])
+
+
+def test_a_mix_with_nobody_adds_nothing(pair):
+    first, _ = pair
+    first._pending_N.fill_(float("nan"))
+    first.add_differences([], first.w_N.clone())
+    torch.testing.assert_close(first.snapshot(), torch.arange(N).float())
 
 
 def test_a_mix_of_several(pair):

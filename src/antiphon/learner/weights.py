@@ -10,6 +10,7 @@ Every row of the buffers is written by its owner alone, so a learner that is fro
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -118,16 +119,19 @@ class Weights:
         self.add_differences([(slots_LSN[peer, theirs.slot], coefficient)], slots_LSN[self.learner, own.slot])
 
     def add_differences(self, others: list[tuple[Tensor, float]], own_N: Tensor) -> None:
-        """Add sum_j c_j (s_j - s_own) to D."""
+        """Add sum_j c_j (s_j - s_own) to D; where D is empty, what lies in it is overwritten by the first of them."""
+        if not others:
+            return
         with self._lock:
             self._clock_3[PENDING_GENERATION] += 1
-            if not self._clock_3[PENDING]:
-                self._pending_N.zero_()
+            empty = not self._clock_3[PENDING]
             for begin, end in self._blocks():
-                block_B = self._block_B[: end - begin]
-                for other_N, coefficient in others:
-                    torch.sub(other_N[begin:end], own_N[begin:end], out=block_B)
-                    self._pending_N[begin:end].add_(block_B, alpha=coefficient)
+                own_B, pending_B, block_B = own_N[begin:end], self._pending_N[begin:end], self._block_B[: end - begin]
+                for place, (other_N, coefficient) in enumerate(others):
+                    if empty and place == 0:
+                        torch.sub(other_N[begin:end], own_B, out=pending_B).mul_(coefficient)
+                    else:
+                        pending_B.add_(torch.sub(other_N[begin:end], own_B, out=block_B), alpha=coefficient)
             self._clock_3[PENDING] = 1
             self._clock_3[PENDING_GENERATION] += 1
             self.additions += 1
@@ -142,7 +146,7 @@ class Weights:
                 torch.add(self.w_N[begin:end], self._pending_N[begin:end], out=block_B)
             else:
                 block_B.copy_(self.w_N[begin:end])
-            finite = finite and bool(torch.isfinite(block_B.sum()))
+            finite = finite and math.isfinite(block_B.sum().item())
         return finite
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
