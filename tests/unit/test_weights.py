@@ -227,6 +227,16 @@ def test_consensus_is_the_mean_of_those_present_and_their_distance():
     assert distance == 0.0
 
 
+def test_consensus_block_by_block_is_what_the_whole_arrays_give(monkeypatch):
+    monkeypatch.setattr("antiphon.transport.buffers.BLOCK", 7)
+    buffers = Buffers.in_process(5, 40)
+    buffers.weights_LN.normal_(10.0, 0.01, generator=torch.Generator().manual_seed(0))
+    rows_LN = buffers.weights_LN[[0, 2, 3, 4]].double()
+    mean_N, distance = buffers.consensus([0, 2, 3, 4])
+    torch.testing.assert_close(mean_N.double(), rows_LN.mean(0), rtol=1e-6, atol=0)
+    assert distance == pytest.approx(float((rows_LN - rows_LN.mean(0)).square().mean().sqrt()), rel=1e-4)
+
+
 def test_consensus_counts_what_is_pending(pair):
     first, second = pair
     exchange(first, second)

@@ -12,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+BLOCK = 1 << 20
+"""Elements handled at a time: a block stays in the cache between the passes over it."""
+
 SLOTS = 3
 GENERATION, PENDING, PENDING_GENERATION = range(3)
 
@@ -54,9 +57,18 @@ class Buffers:
         return False
 
     def consensus(self, present: Sequence[int]) -> tuple[Tensor, float]:
-        """Return the mean of the weights of those present [N], and their RMS distance from it over all parameters."""
-        rows_LN = torch.empty(len(present), self.weights_LN.shape[1])
-        for row_N, learner in zip(rows_LN, present, strict=True):
+        """Return the mean of the weights of those present [N], and their RMS distance from it over all parameters.
+
+        One learner after the other, in two arrays, whatever their number (Chan, Golub and LeVeque 1983): with the k-th
+        row x_k, mean_k = mean_{k-1} + (x_k - mean_{k-1}) / k, and the sum of squared distances grows by
+        (1 - 1/k) |x_k - mean_{k-1}|^2.
+        """
+        mean_N, row_N = (torch.zeros(self.weights_LN.shape[1]) for _ in range(2))
+        squares = 0.0
+        for count, learner in enumerate(present, start=1):
             self.read(learner, row_N)
-        mean_N = rows_LN.mean(0)
-        return mean_N, math.sqrt(float((rows_LN - mean_N).double().square().mean()))
+            for mean_B, row_B in zip(torch.split(mean_N, BLOCK), torch.split(row_N, BLOCK), strict=True):
+                row_B.sub_(mean_B)
+                squares += (1 - 1 / count) * float(torch.linalg.vector_norm(row_B, dtype=torch.float64)) ** 2
+                mean_B.add_(row_B, alpha=1 / count)
+        return mean_N, math.sqrt(squares / (len(present) * len(mean_N)))

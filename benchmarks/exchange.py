@@ -1,0 +1,164 @@
+"""What an exchange of weights costs, over one torch.lerp_ of their size; and what plain sockets take for their bytes.
+
+Two processes hold real weights and real transports and exchange over shared memory: each copies its weights and checks
+them, adds the difference of the two snapshots, and folds it in. The same two processes run the lerp, both at once.
+
+example: python benchmarks/exchange.py --parameters 41000000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import common
+import exchanging
+from exchanging import Pair, Took, wall_s
+from link import LinkUnavailableError, limited_link
+
+from antiphon.records import Json, record
+
+PARAMETERS = 41_000_000
+LINK_GBIT_PER_S = 4.0
+WARMUPS = 2
+
+PASSES = {"copy": 2, "difference": 3, "fold": 3}
+"""Arrays that each part of an exchange reads or writes, at the least."""
+LERP_PASSES = 3
+FRESH = 2
+"""Arrays that are written unread (snapshot, D), so that the cache reads them first; the lerp has none."""
+
+
+def shared_samples(repeats: int, pair: Pair) -> dict[str, list[float]]:
+    """Return what each repeat gave: ratios of the dearer end, and seconds."""
+    samples: dict[str, list[float]] = {}
+    for repeat in range(-WARMUPS, repeats):
+        lerp, floor, exchange = pair.both("lerp"), pair.both("floor"), pair.both("exchange")
+        if repeat < 0:
+            continue
+        values = {
+            "shared_over_lerp_cpu": _over(exchange, lerp),
+            "shared_over_lerp_wall": _from_start(exchange) / wall_s(lerp),
+            "floor_over_lerp_cpu": _over(floor, lerp),
+            "lerp_cpu_s": max(took["cpu_s"] for took in lerp),
+            "lerp_wall_s": wall_s(lerp),
+            "shared_cpu_s": max(took["cpu_s"] for took in exchange),
+            "shared_wall_s": _from_start(exchange),
+            **{f"shared_{part}": max(took[part] for took in exchange) for part in ("snapshot_s", "add_s", "fold_s")},
+        }
+        for name, value in values.items():
+            samples.setdefault(name, []).append(value)
+        common.progress(
+            f"repeat {repeat + 1} of {repeats}: an exchange is {values['shared_over_lerp_cpu']:.2f} lerps of CPU time"
+            f" at each end, {values['shared_over_lerp_wall']:.2f} of wall time"
+        )
+    return samples
+
+
+def _over(measured: Sequence[Took], base: Sequence[Took]) -> float:
+    return max(over["cpu_s"] / under["cpu_s"] for over, under in zip(measured, base, strict=True))
+
+
+def _from_start(exchange: Sequence[Took]) -> float:
+    """From learner 0's start to the later commit."""
+    return max(took["ended_s"] for took in exchange) - exchange[0]["began_s"]
+
+
+def sockets_s(repeats: int, pair: Pair, host: str) -> list[float]:
+    """Return the seconds that plain sockets take to bring an array each way at once."""
+    pair.connect(host)
+    seconds = [wall_s(pair.both("sockets")) for _ in range(WARMUPS + repeats)]
+    return seconds[WARMUPS:]
+
+
+def limited_samples(parameters: int, repeats: int) -> tuple[dict[str, list[float]], str]:
+    """Return the same of a limited link between two namespaces; or nothing, and why there is none."""
+    try:
+        with limited_link(LINK_GBIT_PER_S) as hosts, Pair(parameters, [host.prefix for host in hosts]) as pair:
+            return {"limited_sockets_s": sockets_s(repeats, pair, hosts[0].address)}, ""
+    except LinkUnavailableError as error:
+        return {}, str(error)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the script's own arguments."""
+    parser.add_argument(
+        "--parameters", type=int, default=PARAMETERS, metavar="N", help=f"float32 weights (default {PARAMETERS})"
+    )
+    parser.add_argument("--no-link", action="store_true", help="leave the limited link out (it needs root)")
+    parser.add_argument("--end", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> Json:
+    """Measure, print, and return the record."""
+    common.at_least("--parameters", args.parameters, 1)
+    result = record("benchmarks/exchange.py", threads_per_learner=1)
+    with Pair(args.parameters) as pair:
+        before = pair.both("checksum")
+        samples = shared_samples(args.repeats, pair)
+        after = pair.both("checksum")
+        samples["sockets_s"] = sockets_s(args.repeats, pair, "127.0.0.1")
+    note = "left out (--no-link)"
+    if not args.no_link:
+        limited, note = limited_samples(args.parameters, args.repeats)
+        samples |= limited
+    result |= {name: common.median(values) for name, values in samples.items()}
+    result |= {
+        "parameters": args.parameters,
+        "repeats": args.repeats,
+        "passes": {**PASSES, "lerp": LERP_PASSES},
+        "floor_over_lerp_bytes": sum(PASSES.values()) / LERP_PASSES,
+        "floor_over_lerp_bytes_fresh": (sum(PASSES.values()) + FRESH) / LERP_PASSES,
+        "sum_error": _sum_error(before, after),
+        "limited_link": note or f"{LINK_GBIT_PER_S:g} Gbit/s",
+        "samples": samples,
+    }
+    show(result, args.json)
+    return result
+
+
+def _sum_error(before: Sequence[Took], after: Sequence[Took]) -> float:
+    """By how much the sum of all weights moved, over the sum of their magnitudes."""
+    moved = sum(took["sum"] for took in after) - sum(took["sum"] for took in before)
+    return abs(moved) / sum(took["magnitude"] for took in before)
+
+
+def show(result: Json, as_json: bool) -> None:
+    """Print the table."""
+
+    def spread(name: str) -> str:
+        values = result["samples"][name]
+        return f"{result[name]:.2f}  ({min(values):.2f} to {max(values):.2f})"
+
+    rows = [
+        ["one lerp, ms", f"{result['lerp_wall_s'] * 1e3:.1f}"],
+        ["exchange over lerp, CPU time of each end", spread("shared_over_lerp_cpu")],
+        ["exchange over lerp, wall time", spread("shared_over_lerp_wall")],
+        ["its passes alone, whole arrays, CPU time", spread("floor_over_lerp_cpu")],
+        ["its passes by bytes (with what a cache reads first)", _floors(result)],
+        ["snapshot / difference / fold, ms", _parts(result)],
+        ["sum of all weights moved by, of their magnitudes", f"{result['sum_error']:.1e}"],
+        ["plain sockets, both ways at once, ms", f"{result['sockets_s'] * 1e3:.1f}"],
+        [f"the same, {result['limited_link']}", _milliseconds(result.get("limited_sockets_s"))],
+        ["load at start", f"{result['environment']['load_at_start']}"],
+    ]
+    common.print_table(f"An exchange of {result['parameters']:,} weights", ["", "median"], rows, as_json)
+
+
+def _floors(result: Json) -> str:
+    return f"{result['floor_over_lerp_bytes']:.2f}  ({result['floor_over_lerp_bytes_fresh']:.2f})"
+
+
+def _parts(result: Json) -> str:
+    return " / ".join(f"{result[f'shared_{part}_s'] * 1e3:.1f}" for part in ("snapshot", "add", "fold"))
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+if __name__ == "__main__":
+    if "--end" in sys.argv:
+        sys.exit(exchanging.work())
+    sys.exit(common.main(__doc__ or "", configure, run))
