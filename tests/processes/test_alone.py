@@ -62,24 +62,6 @@ def test_an_optimizer_step_outside_a_step_is_refused(learner):
         learner.optimizer.step()
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS])
-def test_a_step_with_a_closure_is_refused(optimizer):
-    model = nn.Linear(3, 1)
-    learner = antiphon.Learner(model, optimizer(model.parameters(), lr=0.1))
-
-    def closure():
-        learner.optimizer.zero_grad()
-        loss = model(torch.ones(4, 3)).square().mean()
-        loss.backward()
-        return loss
-
-    before = model.weight.detach().clone()
-    with pytest.raises(ArgumentError, match="closure"), learner.step():
-        learner.optimizer.step(closure)
-    assert torch.equal(before, model.weight)
-    learner.close()
-
-
 def test_a_closed_learner_makes_no_step_and_leaves_the_model_whole(learner):
     step(learner)
     before = {name: value.clone() for name, value in learner.model.state_dict().items()}
@@ -139,7 +121,7 @@ def test_alone_every_strategy_is_the_ordinary_loop_to_the_bit(name):
 def test_models_that_cannot_take_part_are_refused():
     with pytest.raises(ArgumentError, match="no parameter that requires a gradient"):
         alone(nn.Linear(2, 1).requires_grad_(False))
-    with pytest.raises(ArgumentError, match=r"parameter weight is torch.float64 on cpu"):
+    with pytest.raises(ArgumentError, match=r"parameter weight is torch.float64: exchanges are in float32"):
         alone(nn.Linear(2, 1).double())
     with pytest.raises(ArgumentError, match="slow must be at least 1"):
         alone(nn.Linear(2, 1), slow=0.5)

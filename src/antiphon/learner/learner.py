@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -17,9 +17,12 @@ from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
 from antiphon.learner.gradients import GradientMean
-from antiphon.learner.parameters import state_dict_of, trainable
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
+from antiphon.learner.replica import Replica
 from antiphon.learner.sampler import BatchSampler
+from antiphon.learner.staged import weights_on
+from antiphon.learner.statistics import recomputed, warn_of_statistics
+from antiphon.learner.updates import Updates
 from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
@@ -67,10 +70,12 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         strategy: str = "random-ring",
         *,
         seed: int = 0,
+        buffers: str | None = None,
+        optimizer_state: str = "local",
         slow: float = 1.0,
         timeout_s: float = 300.0,
         first_ticket: int = 0,
@@ -78,11 +83,22 @@ class Learner:
         kind = strategy_class(strategy)
         if slow < 1.0:
             raise ArgumentError(f"slow must be at least 1 (that many times as long), not {slow}")
-        self.model, self.optimizer, self.seed, self.slow, self.timeout_s = model, optimizer, seed, slow, timeout_s
-        self._parameters = trainable(model)
+        self.model, self.seed, self.slow, self.timeout_s = model, seed, slow, timeout_s
+        optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+        self.optimizer = optimizers[0]
+        self.buffers, self.optimizer_state = buffers or "recompute", optimizer_state
+        self._replica = Replica(model, optimizers, self.buffers, optimizer_state)
+        if buffers is None:
+            warn_of_statistics(model)
         place = Place.find()
         self.number, self.learners = place.learner, place.learners
         self.strategy = kind(self.number, self.learners, seed)
+        averages = self.learners > 1 and AverageGradients() in self.strategy.gradient(0, range(self.learners))
+        if averages and len(optimizers) > 1:
+            raise ArgumentError(
+                f"{strategy} averages all gradients before the optimizer's step, so it takes one optimizer, not"
+                f" {len(optimizers)}: use parameter groups of one, or another strategy"
+            )
         self.round = 0
         self.block = place.open()
         self._owns_block = place.creates
@@ -99,17 +115,14 @@ class Learner:
         work = Rounds if kind.waits else Tickets
         self.work: Work = work(self.block, self.number, first_ticket)
         self._sampler: BatchSampler | None = None
-        self._gradients: GradientMean | None = None
+        gradients = GradientMean(self._replica, self.transport) if averages else None
+        self._updates = Updates(self._replica, self.weights, gradients, self._gradient_known)
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
         self._additions = 0
-        self._in_step = self._closed = False
+        self._closed = False
         self._over = ""
         """Why no further step may be made, or nothing."""
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(lambda *_: self._after_step()),
-        ]
         atexit.register(self.close)
 
     # --- joining
@@ -117,7 +130,7 @@ class Learner:
     def _join(self, waits: bool) -> Weights:
         """Lay the parameters into the shared memory; all begin with the weights of learner 0."""
         block, row_C = self.block, self.block.board_LC[self.number]
-        count = sum(parameter.numel() for parameter in self._parameters)
+        count = self._replica.layout.size
         if row_C[Col.STATE] != Status.ABSENT:
             raise ArgumentError("this process has had its Learner already: a run is made of one for each process")
         row_C[Col.PID], row_C[Col.WAITS] = os.getpid(), waits
@@ -128,21 +141,20 @@ class Learner:
             if block.head[Head.PARAMETERS] != count:
                 raise ArgumentError(
                     f"learner {self.number} has {count} parameters, learner 0 has {block.head[Head.PARAMETERS]}:"
-                    " all must build the same model"
+                    " all must build the same model, and make its Learner alike"
                 )
         buffers = block.allocate(count)
-        weights = Weights(buffers, self.number)
-        first_N = buffers.weights_LN[0]
+        weights = weights_on(self._replica.device, buffers, self.number)
         if self.number == 0:
-            torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters], out=first_N)
+            self._replica.fill(weights.w_N)
+            weights.publish()
             block.head[Head.READY] = 1
         else:
-            weights.w_N.copy_(first_N)
-        offset = 0
-        for parameter in self._parameters:
-            end = offset + parameter.numel()
-            parameter.data = weights.w_N[offset:end].view(parameter.shape)
-            offset = end
+            # First moments are each learner's own.
+            shared = self._replica.layout.shared
+            weights.w_N[:shared].copy_(buffers.weights_LN[0, :shared])
+        self._replica.bind(weights.w_N)
+        weights.publish()
         return weights
 
     def _wait_for_all(self, purpose: str) -> None:
@@ -195,73 +207,64 @@ class Learner:
         return stop > 0 and (not self.strategy.waits or self.round >= stop - 1)
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Wrap the forward and backward pass and the optimizer's step of one batch.
+    def step(self, batches: int = 1) -> Iterator[None]:
+        """Wrap the forward and backward passes and the optimizer's step of one batch, or of several accumulated ones.
 
         An exception that leaves it ends this learner's part: what it had not ended is given to others.
+
+        Args:
+            batches: how many batches of the sampler end with this step, where gradients are accumulated.
+
+        Raises:
+            ArgumentError: the optimizer made no step or several, or there were fewer batches.
         """
         self._begin_step()
         try:
             yield
-            self._end_step()
+            self._end_step(batches)
         except BaseException:
             self._over = "a step of this learner has failed: make a new Learner, in a new run"
             self.block.board_LC[self.number, Col.STATE] = Status.FAILED
+            self._updates.give_up()
             raise
 
     def _begin_step(self) -> None:
         if self._over or self._closed:
             raise ArgumentError(self._over or "this learner is closed")
-        self._in_step = True
+        self._updates.begin()
         for action in self.strategy.computing(self.round, self.transport.present()):
             match action:
                 case StartMix(coefficients):
                     self.transport.start_mix(self.round, coefficients)
                 case _:
                     raise AssertionError(f"{action} cannot be done before the gradient")
-        self._began_s = time.perf_counter()
-        self._waited_s = 0.0
+        self._began_s, self._waited_s = time.perf_counter(), 0.0
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The gradient is known: do what comes before it is applied."""
-        if any(callable(value) for value in (*args[1:], *kwargs.values())):
-            raise ArgumentError(
-                "step(closure) computes its gradients too late to be averaged, so optimizers that need a closure, such"
-                " as LBFGS, cannot take part: call backward() first, then step() without arguments"
-            )
-        if not self._in_step:
-            raise ArgumentError("the optimizer's step() must be called once, inside `with learner.step():`")
+    def _gradient_known(self) -> None:
+        """Do what comes before the gradient is applied."""
         self._slow_down()
-        self.compute_s += time.perf_counter() - self._began_s
+        began_s = time.perf_counter()
         for action in self.strategy.gradient(self.round, self.transport.present()):
-            began = time.perf_counter()
             match action:
                 case FinishMix():
                     self.transport.finish_mix(self.round)
                 case AverageGradients():
-                    self._gradients = self._gradients or GradientMean(self._parameters, self.transport)
-                    self._gradients.take(self.round)
+                    if self._updates.gradients:
+                        self._updates.gradients.take(self.round)
                 case _:
                     raise AssertionError(f"{action} cannot be done before the step")
-            self._waited_s += time.perf_counter() - began
-        self.wait_s += self._waited_s
+        self._waited_s = time.perf_counter() - began_s
         self.staleness[self.weights.additions - self.weights.folded] += 1
-        self._resumed_s = time.perf_counter()
-        self.weights.begin_step()
 
-    def _after_step(self) -> None:
-        """The optimizer has moved w: fold what exchanges have added."""
-        self.weights.end_step()
-        self.compute_s += time.perf_counter() - self._resumed_s
-        self._in_step = False
-
-    def _end_step(self) -> None:
-        if self._in_step:
-            raise ArgumentError("step() ended without a call of the optimizer's step()")
+    def _end_step(self, batches: int) -> None:
+        self._updates.finish()
         row_C = self.block.board_LC[self.number]
         if self.weights.additions != self._additions:
             row_C[Col.MIXED], self._additions = self.round, self.weights.additions
-        self.block.gauges_LC[self.number, Gauge.STEP_S] = time.perf_counter() - self._began_s
+        step_s = time.perf_counter() - self._began_s
+        self.block.gauges_LC[self.number, Gauge.STEP_S] = step_s
+        self.wait_s += self._waited_s
+        self.compute_s += step_s - self._waited_s
         for action in self.strategy.stepped(self.round, self.transport.present()):
             match action:
                 case Exchange(peer, coefficient):
@@ -271,12 +274,14 @@ class Learner:
         self.round += 1
         row_C[Col.STEPS] = self.round
         if self._sampler:
-            samples, again = self._sampler.end_oldest()
+            samples, repeated = self._sampler.end(batches)
             row_C[Col.SAMPLES] += samples
-            row_C[Col.REPEATED] += samples if again else 0
+            row_C[Col.REPEATED] += repeated
 
     def _slow_down(self) -> None:
         if self.slow > 1.0:
+            if self._replica.device.type == "cuda":
+                torch.cuda.synchronize(self._replica.device)
             time.sleep((self.slow - 1.0) * (time.perf_counter() - self._began_s))
 
     # --- the end
@@ -294,21 +299,28 @@ class Learner:
             wait_for(lambda: not waiting_for(self.block, self.number, patience), 24 * 3600.0, "the other learners")
         if not self.transport.drain(deadline_s=2.0):
             self.transport.close()
-        self.weights.settle()
-        self._move_out()
+        self._updates.settle()
+        self._replica.unbind()
         states_L[self.number] = Status.DONE
 
-    def consensus(self) -> dict[str, Tensor]:
-        """Return a plain state_dict: the mean of all present learners' weights, with this learner's own buffers.
+    def consensus(self, batches: Iterable[Any] | None = None) -> dict[str, Tensor]:
+        """Return a plain state_dict: the mean of all present learners' weights.
 
         Called after the last epoch of a sampler with ``epochs``, it first lets all learners come to their end.
+
+        Args:
+            batches: inputs of the training data, to recompute the statistics of BatchNorm on (buffers="recompute");
+                without them buffers are this learner's own, or averaged.
         """
         assert self.block.buffers is not None
         if self._sampler and self._sampler.ended:
             self.finish()
+        if not self._over:
+            self.weights.publish()
         present = [learner for learner in range(self.learners) if not self.block.dead(learner)]
         mean_N, _ = self.block.buffers.consensus(present)
-        return state_dict_of(self.model, mean_N)
+        state = self._replica.layout.state_dict(self.model, mean_N)
+        return state if batches is None else recomputed(self.model, state, batches)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -323,6 +335,9 @@ class Learner:
             "staleness": [self.staleness[k] for k in range(max(self.staleness, default=-1) + 1)],
             "exchanges": dict(vars(self.transport.counts)),
             "bytes": self.transport.bytes_read,
+            "skipped": self._updates.skipped,
+            "buffers": self.buffers,
+            "optimizer_state": self.optimizer_state,
         }
 
     def close(self) -> None:
@@ -332,18 +347,11 @@ class Learner:
         self._closed = True
         atexit.unregister(self.close)
         atexit.unregister(self.block.remove)
-        for hook in self._hooks:
-            hook.remove()
+        self._updates.close()
         if not self._over:
             self.transport.drain(deadline_s=1.0)
         self.transport.close()
-        self._move_out()
+        self._replica.unbind()
+        self.weights.close()
         if self._owns_block:
             self.block.remove()
-
-    def _move_out(self) -> None:
-        """Give the parameters memory of their own: the row, which others may still read, keeps the last weights."""
-        shared = self.weights.w_N.untyped_storage().data_ptr()
-        for parameter in self._parameters:
-            if parameter.data.untyped_storage().data_ptr() == shared:
-                parameter.data = parameter.data.clone()

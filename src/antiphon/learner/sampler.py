@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from antiphon.errors import ArgumentError
 from antiphon.learner.progress import EpochOrder, Work
 
 
@@ -43,11 +44,21 @@ class BatchSampler:
         """Where the batch in hand, or else the last one, lies in the work of all learners, in epochs."""
         return self.work.position(self._taken[0]) / self.order.batches if self._taken else self._progress
 
-    def end_oldest(self) -> tuple[int, bool]:
-        """Mark the batch that was taken first as done; return its samples, and whether a dead learner had it before."""
-        if not self._taken:
-            return 0, False
-        self._progress = self.progress
-        ticket = self._taken.popleft()
-        self.work.end_oldest()
-        return len(self.order.batch(ticket)), ticket in self.work.again
+    def end(self, batches: int) -> tuple[int, int]:
+        """Mark the batches that were taken first as done: return their samples, and how many a dead learner had before.
+
+        Raises:
+            ArgumentError: fewer are in hand.
+        """
+        if batches < 1 or batches > max(1, len(self._taken)):
+            raise ArgumentError(
+                f"step(batches={batches}) must end at least 1 batch, and not more than the {len(self._taken)} in hand"
+            )
+        samples = repeated = 0
+        for _ in range(min(batches, len(self._taken))):
+            self._progress = self.progress
+            ticket = self._taken.popleft()
+            self.work.end_oldest()
+            size = len(self.order.batch(ticket))
+            samples, repeated = samples + size, repeated + size * (ticket in self.work.again)
+        return samples, repeated

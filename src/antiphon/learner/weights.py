@@ -53,25 +53,42 @@ class Weights:
         """Announce that w is about to change."""
         self._clock_3[GENERATION] += 1
 
-    def end_step(self) -> None:
-        """Fold what exchanges added, if the exchange thread is not at it just now, and announce that w is whole."""
-        self._fold(wait=False)
-        self._clock_3[GENERATION] += 1
+    def end_step(self, fold: bool = True, wait: bool = False) -> None:
+        """Fold what exchanges added, and announce that w is whole.
+
+        Args:
+            fold: whether to fold at all.
+            wait: for the exchange thread, should it be at it just now; what is not folded is at a later step.
+        """
+        if fold:
+            self._fold(wait)
+        self._stand_still()
 
     def settle(self) -> None:
-        """Fold what exchanges added, for certain: at the end of a run, or where a round has waited for its mix."""
-        self._clock_3[GENERATION] += 1
-        self._fold(wait=True)
-        self._clock_3[GENERATION] += 1
+        """Fold what exchanges added, for certain, without a step."""
+        self.begin_step()
+        self.end_step(wait=True)
+
+    def publish(self) -> None:
+        """Let others see the weights as they are now: here, they see w itself."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _fold(self, wait: bool) -> None:
         if self._clock_3[PENDING] and self._lock.acquire(wait):
             try:
-                self.w_N.add_(self._pending_N)
+                self._add_pending()
                 self._clock_3[PENDING] = 0
                 self.folded = self.additions
             finally:
                 self._lock.release()
+
+    def _stand_still(self) -> None:
+        self._clock_3[GENERATION] += 1
+
+    def _add_pending(self) -> None:
+        self.w_N.add_(self._pending_N)
 
     # --- the exchange thread (the protocol's Snapshots)
 
@@ -123,18 +140,21 @@ class Weights:
         if not others:
             return
         with self._lock:
-            self._clock_3[PENDING_GENERATION] += 1
-            empty = not self._clock_3[PENDING]
-            for begin, end in self._blocks():
-                own_B, pending_B, block_B = own_N[begin:end], self._pending_N[begin:end], self._block_B[: end - begin]
-                for place, (other_N, coefficient) in enumerate(others):
-                    if empty and place == 0:
-                        torch.sub(other_N[begin:end], own_B, out=pending_B).mul_(coefficient)
-                    else:
-                        pending_B.add_(torch.sub(other_N[begin:end], own_B, out=block_B), alpha=coefficient)
-            self._clock_3[PENDING] = 1
-            self._clock_3[PENDING_GENERATION] += 1
-            self.additions += 1
+            self._add(others, own_N)
+
+    def _add(self, others: list[tuple[Tensor, float]], own_N: Tensor) -> None:
+        self._clock_3[PENDING_GENERATION] += 1
+        empty = not self._clock_3[PENDING]
+        for begin, end in self._blocks():
+            own_B, pending_B, block_B = own_N[begin:end], self._pending_N[begin:end], self._block_B[: end - begin]
+            for place, (other_N, coefficient) in enumerate(others):
+                if empty and place == 0:
+                    torch.sub(other_N[begin:end], own_B, out=pending_B).mul_(coefficient)
+                else:
+                    pending_B.add_(torch.sub(other_N[begin:end], own_B, out=block_B), alpha=coefficient)
+        self._clock_3[PENDING] = 1
+        self._clock_3[PENDING_GENERATION] += 1
+        self.additions += 1
 
     def _copy_into(self, slot: int) -> bool:
         self.buffers.versions_LS[self.learner, slot] = -1
