@@ -7,7 +7,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 # Before torch is loaded, which reads it once.
@@ -33,7 +33,12 @@ def acoustic_model(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return the model, the same for the same seed, and SGD with momentum over it."""
     torch.manual_seed(seed)
     model = build_model(MODEL, FEATURES, STATES)
-    return model, torch.optim.SGD(model.parameters(), lr=LR, momentum=TrainConfig().momentum)
+    return model, sgd(model.parameters())
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return SGD with momentum, as training uses it."""
+    return torch.optim.SGD(parameters, lr=LR, momentum=TrainConfig().momentum)
 
 
 def random_frames(samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,12 @@
-"""What one slow learner costs the others: steps a second of all learners, by strategy, over the ideal and over DDP.
+"""What one slow learner costs the others: steps a second of all learners, by strategy, over the ideal and over peers.
 
 Every learner is a process that trains the default acoustic model, one thread each, and exchanges for real.
 Load `waiting`: a step is a small gradient and a wait that stands for an accelerator, so that the learners do not
 compete for the host's cores (their CPU shares are reported). Load `cpu`: no wait; they do compete.
 Ideal: sum(1/t_i) for a strategy that waits for nobody, L/max(t_i) for one that does, with t_i the seconds a step of
 one learner alone, as slow as learner i, measured in the same repeat. Strategy `ddp` is torch's own
-DistributedDataParallel, over gloo.
+DistributedDataParallel, over gloo. `--peers hivemind` adds hivemind with local updates, at each size in --targets; the
+setting with the most steps a second is its row.
 
 example: python benchmarks/stragglers.py --learners 4 --slow 3=10 --json
 """
@@ -15,27 +16,30 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import common
-from straggling import Job, Window, measure, work
+import hivemind_peer
+from straggling import DDP, HIVEMIND, Job, Window, measure, medians, over, strategies_of, summary
 
 from antiphon.config import TrainConfig, parse_slow
-from antiphon.errors import ArgumentError, unknown_name
+from antiphon.errors import ArgumentError
 from antiphon.records import Json, record
-from antiphon.strategies import STRATEGIES, strategy_class
+from antiphon.strategies import strategy_class
 
-DDP = "ddp"
 DEFAULT = ("random-ring", "fixed-ring", "allreduce", "sync-ring", "delay-by-one", DDP)
 LOADS = ("waiting", "cpu")
 CPU_SHARE_MAX = 0.15
 """Above it, `waiting` would not stand for an accelerator that does the work."""
+TARGETS = (1, 4, 16, 64)
+"""Total batches from one average of hivemind's to the next that are tried."""
 
 
 def waits(strategy: str) -> bool:
     """Say whether a learner waits for others in each step."""
-    return strategy == DDP or strategy_class(strategy).waits
+    return strategy == DDP or (strategy != HIVEMIND and strategy_class(strategy).waits)
 
 
 def ideal_steps_per_s(strategy: str, steps_s: Sequence[float]) -> float:
@@ -51,7 +55,7 @@ def ideal_steps_per_s(strategy: str, steps_s: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Repeat:
-    """What was measured one after the other: a learner alone, by its factor of slowness, and every strategy."""
+    """What was measured one after the other: a learner alone, by its factor of slowness, and every setting."""
 
     alone: dict[float, Window]
     together: dict[str, Window]
@@ -60,50 +64,77 @@ class Repeat:
         """Return t_i of every learner [L], seconds."""
         return [1 / self.alone[factor].steps_per_s for factor in job.factors]
 
-    def ideal(self, strategy: str, job: Job) -> float:
+    def ideal(self, job: Job) -> float:
         """Return the ideal steps a second."""
-        return ideal_steps_per_s(strategy, self.steps_s(job))
+        return ideal_steps_per_s(job.strategy, self.steps_s(job))
 
 
-def measure_repeat(job: Job, strategies: Sequence[str], seconds: float, label: str) -> Repeat:
-    """Measure one learner alone, at each slowness that occurs, then every strategy."""
-    repeat = Repeat({}, {})
+def settings_of(job: Job, strategies: Sequence[str], targets: Sequence[int], python: str) -> dict[str, Job]:
+    """Return what is measured, by name: each strategy, and hivemind at each target batch size."""
+    settings = {name: dataclasses.replace(job, strategy=name) for name in strategies}
+    for target in targets:
+        settings[f"{HIVEMIND} {target}"] = dataclasses.replace(
+            job, strategy=HIVEMIND, target_batch_size=target, python=python
+        )
+    return settings
+
+
+def measure_repeat(settings: Mapping[str, Job], seconds: float, label: str) -> Repeat:
+    """Measure one learner alone, at each slowness that occurs, then every setting."""
+    repeat, job = Repeat({}, {}), next(iter(settings.values()))
     for factor in sorted(set(job.factors)):
-        repeat.alone[factor] = measure(dataclasses.replace(job, learners=1, slow={0: factor}), seconds)
+        single = Job("random-ring", 1, job.local_batch, job.wait_s, {0: factor})
+        repeat.alone[factor] = measure(single, seconds)
         step_s = 1 / repeat.alone[factor].steps_per_s
         common.progress(f"{label}: alone, {factor:g} times as long: {step_s * 1e3:.1f} ms a step")
-    for strategy in strategies:
-        repeat.together[strategy] = measure(dataclasses.replace(job, strategy=strategy), seconds)
-        rate = repeat.together[strategy].steps_per_s
-        common.progress(
-            f"{label}: {strategy}: {rate:.2f} steps/s, {rate / repeat.ideal(strategy, job):.3f} of the ideal"
-        )
+    for name, job in settings.items():
+        repeat.together[name] = measure(job, seconds)
+        rate = repeat.together[name].steps_per_s
+        common.progress(f"{label}: {name}: {rate:.2f} steps/s, {rate / repeat.ideal(job):.3f} of the ideal")
     return repeat
 
 
-def row(strategy: str, load: str, job: Job, repeats: Sequence[Repeat]) -> Json:
-    """Return one strategy's row: medians over the repeats, and the repeats as ``samples``."""
-    windows = [repeat.together[strategy] for repeat in repeats]
-    rates = [window.steps_per_s for window in windows]
-    ideals = [repeat.ideal(strategy, job) for repeat in repeats]
+def row(name: str, load: str, settings: Mapping[str, Job], repeats: Sequence[Repeat]) -> Json:
+    """Return one setting's row: medians over the repeats, and the repeats as ``samples``."""
+    job, windows = settings[name], [repeat.together[name] for repeat in repeats]
+    rates = {other: [repeat.together[other].steps_per_s for repeat in repeats] for other in settings}
+    ideals = [repeat.ideal(job) for repeat in repeats]
     samples = {
-        "steps_per_s": rates,
+        "steps_per_s": rates[name],
         "ideal_steps_per_s": ideals,
-        "over_ideal": [rate / ideal for rate, ideal in zip(rates, ideals, strict=True)],
+        "over_ideal": over(rates[name], ideals),
         "cpu_share": [max(window.cpu_share_L) for window in windows],
     }
-    if DDP in repeats[0].together:
-        ddp = [repeat.together[DDP].steps_per_s for repeat in repeats]
-        samples["over_ddp"] = [rate / reference for rate, reference in zip(rates, ddp, strict=True)]
-    return {
-        "strategy": strategy,
+    if DDP in settings:
+        samples["over_ddp"] = over(rates[name], rates[DDP])
+    if best := best_hivemind(settings, repeats):
+        samples["over_hivemind"] = over(rates[name], rates[best])
+    peer = job.strategy in (DDP, HIVEMIND)
+    result = {
+        "strategy": job.strategy,
         "load": load,
-        **{name: common.median(values) for name, values in samples.items()},
+        **summary(samples),
         "steps_per_s_by_learner": medians([window.steps_per_s_L for window in windows]),
         "cpu_share_by_learner": medians([window.cpu_share_L for window in windows]),
-        "bytes_read_per_step": None if strategy == DDP else common.median([w.bytes_per_step for w in windows]),
-        "samples": samples,
+        "bytes_read_per_step": None if peer else common.median([window.bytes_per_step for window in windows]),
+        "exchanges_per_step": None if job.strategy == DDP else common.median([w.exchanges_per_step for w in windows]),
     }
+    return {**result, "target_batch_size": job.target_batch_size} if job.strategy == HIVEMIND else result
+
+
+def best_hivemind(settings: Mapping[str, Job], repeats: Sequence[Repeat]) -> str | None:
+    """Return the name of hivemind's setting with the most steps a second, or None where it was not measured."""
+    names = [name for name, job in settings.items() if job.strategy == HIVEMIND]
+    rates = {name: common.median([repeat.together[name].steps_per_s for repeat in repeats]) for name in names}
+    return max(names, key=rates.__getitem__, default=None)
+
+
+def rows(load: str, settings: Mapping[str, Job], repeats: Sequence[Repeat]) -> tuple[list[Json], list[Json]]:
+    """Return a row for each strategy, hivemind at its best among them, and one for each of hivemind's settings."""
+    all_rows = {name: row(name, load, settings, repeats) for name in settings}
+    best = best_hivemind(settings, repeats)
+    chosen = [values for name, values in all_rows.items() if settings[name].strategy != HIVEMIND or name == best]
+    return chosen, [values for name, values in all_rows.items() if settings[name].strategy == HIVEMIND]
 
 
 def alone_row(load: str, job: Job, repeats: Sequence[Repeat]) -> Json:
@@ -119,11 +150,6 @@ def alone_row(load: str, job: Job, repeats: Sequence[Repeat]) -> Json:
     }
 
 
-def medians(values_RL: Sequence[Sequence[float]]) -> list[float]:
-    """Return the medians over the repeats [L]."""
-    return [common.median(values_R) for values_R in zip(*values_RL, strict=True)]
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the script's own arguments."""
     parser.add_argument("--learners", type=int, default=4, metavar="L", help="processes (default 4)")
@@ -134,25 +160,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--strategies", default=",".join(DEFAULT), metavar="A,B", help=f"what to compare (default {','.join(DEFAULT)})"
     )
     parser.add_argument("--load", choices=(*LOADS, "both"), default="waiting", help="(default waiting)")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each measurement (default 20)")
+    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each measurement (default 6)")
     parser.add_argument("--batch", type=int, default=16, metavar="B", help="samples over all learners (default 16)")
     parser.add_argument("--wait", type=float, default=0.2, metavar="S", help="of load waiting, seconds (default 0.2)")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-
-
-def strategies_of(text: str) -> list[str]:
-    """Read a list of names, each at most once.
-
-    Raises:
-        ArgumentError: one is unknown, or given twice.
-    """
-    names = text.split(",")
-    for name in names:
-        if name not in STRATEGIES and name != DDP:
-            raise unknown_name("strategy", name, [*STRATEGIES, DDP])
-    if len(set(names)) < len(names):
-        raise ArgumentError(f"--strategies {text}: name each only once")
-    return names
+    parser.add_argument("--peers", choices=(HIVEMIND,), help=f"compare with hivemind {hivemind_peer.VERSION} too")
+    parser.add_argument(
+        "--targets",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="hivemind's target_batch_size: sizes to try, samples (default 1, 4, 16 and 64 times --batch)",
+    )
+    parser.add_argument(
+        "--hivemind-python",
+        type=Path,
+        default=hivemind_peer.PYTHON,
+        metavar="PATH",
+        help="of the environment with hivemind (default benchmarks/.venv-hivemind/bin/python)",
+    )
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -165,19 +190,38 @@ def job_of(args: argparse.Namespace) -> Job:
     return Job("random-ring", args.learners, config.local_batch, args.wait, config.slow)
 
 
+def targets_of(args: argparse.Namespace) -> list[int]:
+    """Return hivemind's target batch sizes, or none without --peers.
+
+    Raises:
+        ArgumentError: one is smaller than a learner's batch, or given twice.
+    """
+    targets: list[int] = args.targets or [factor * args.batch for factor in TARGETS]
+    for target in targets:
+        common.at_least("--targets", target, args.batch)
+    if len(set(targets)) < len(targets):
+        raise ArgumentError(f"--targets {' '.join(map(str, targets))}: give each only once")
+    return targets if args.peers else []
+
+
 def run(args: argparse.Namespace) -> Json:
     """Measure, print, and return the record."""
-    if args.worker:
-        work(Job.from_text(args.worker))
-    strategies, job = strategies_of(args.strategies), job_of(args)
+    strategies, job, targets = strategies_of(args.strategies), job_of(args), targets_of(args)
+    python = hivemind_peer.find_python(args.hivemind_python) if targets else ""
     result = record("benchmarks/stragglers.py", threads_per_learner=1)
     loads = LOADS if args.load == "both" else (args.load,)
-    jobs = {load: job if load == "waiting" else dataclasses.replace(job, wait_s=0.0) for load in loads}
+    settings = {
+        load: settings_of(
+            job if load == "waiting" else dataclasses.replace(job, wait_s=0.0), strategies, targets, python
+        )
+        for load in loads
+    }
     repeats: dict[str, list[Repeat]] = {load: [] for load in loads}
     for number in range(args.repeats):
         for load in loads:
             label = f"repeat {number + 1} of {args.repeats}, {load}"
-            repeats[load].append(measure_repeat(jobs[load], strategies, args.seconds, label))
+            repeats[load].append(measure_repeat(settings[load], args.seconds, label))
+    tables = [rows(load, settings[load], repeats[load]) for load in loads]
     result |= {
         "learners": job.learners,
         "slow": {str(learner): factor for learner, factor in job.slow.items()},
@@ -185,34 +229,52 @@ def run(args: argparse.Namespace) -> Json:
         "wait_s": job.wait_s,
         "seconds": args.seconds,
         "repeats": args.repeats,
-        "alone": [alone_row(load, jobs[load], repeats[load]) for load in loads],
-        "rows": [row(name, load, jobs[load], repeats[load]) for load in loads for name in strategies],
+        "alone": [alone_row(load, job, repeats[load]) for load in loads],
+        "rows": [values for chosen, _ in tables for values in chosen],
     }
+    if targets:
+        result["hivemind"] = {
+            "version": hivemind_peer.VERSION,
+            "matchmaking_s": hivemind_peer.MATCHMAKING_S,
+            "rows": [values for _, tried in tables for values in tried],
+        }
     show(result, args.json)
     return result
 
 
 def show(result: Json, as_json: bool) -> None:
     """Print the table, and say where the load was not what it stands for."""
-    columns = ("strategy", "load", "steps/s", "ideal", "over ideal", "(range)", "over ddp", "CPU share", "MB/step")
-    rows = []
-    for values in result["rows"]:
+    columns = (
+        "strategy",
+        "load",
+        "steps/s",
+        "ideal",
+        "over ideal",
+        "(range)",
+        "over ddp",
+        "over hivemind",
+        "exch./step",
+        "CPU share",
+    )
+    lines = []
+    for values in [*result["rows"], *result.get("hivemind", {}).get("rows", [])]:
         ratios = values["samples"]["over_ideal"]
-        rows.append(
+        target = f", {values['target_batch_size']} samples" if "target_batch_size" in values else ""
+        lines.append(
             [
-                values["strategy"],
+                values["strategy"] + target,
                 values["load"],
                 f"{values['steps_per_s']:.2f}",
                 f"{values['ideal_steps_per_s']:.2f}",
                 f"{values['over_ideal']:.3f}",
                 f"{min(ratios):.3f}..{max(ratios):.3f}",
-                f"{values['over_ddp']:.2f}" if "over_ddp" in values else "",
+                *(f"{values[name]:.2f}" if name in values else "" for name in ("over_ddp", "over_hivemind")),
+                "" if values["exchanges_per_step"] is None else f"{values['exchanges_per_step']:.2f}",
                 f"{values['cpu_share']:.1%}",
-                "" if values["bytes_read_per_step"] is None else f"{values['bytes_read_per_step'] / 1e6:.1f}",
             ]
         )
     slow = ", ".join(f"{learner} x{factor:g}" for learner, factor in sorted(result["slow"].items())) or "none"
-    common.print_table(f"{result['learners']} learners, slow: {slow}", columns, rows, as_json)
+    common.print_table(f"{result['learners']} learners, slow: {slow}", columns, lines, as_json)
     for values in [*result["alone"], *result["rows"]]:
         if values["load"] == "waiting" and values["cpu_share"] > CPU_SHARE_MAX:
             common.progress(

@@ -1,35 +1,32 @@
-"""The learners of stragglers.py, each a process, and the watch that counts their steps over a common window of time."""
+"""The watch over learners, each a process of `workers`, that counts their steps over a common window of time."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import struct
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
 
 import common
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from antiphon.errors import DeadlineError, LearnerError
-from antiphon.learner.learner import Learner
+from antiphon.errors import ArgumentError, DeadlineError, LearnerError, unknown_name
+from antiphon.records import Json
+from antiphon.strategies import STRATEGIES
 from antiphon.training.launch import Launch
 from antiphon.transport.block import process_runs
-from antiphon.transport.place import Place
 
-SCRIPT = Path(__file__).with_name("stragglers.py")
-TRACE = struct.Struct("<3d")
-"""A step's end on the clock that all processes share, the process's CPU seconds by then, and its bytes read."""
-POOL = 16
+SCRIPT = Path(__file__).with_name("workers.py")
+DDP, HIVEMIND = "ddp", "hivemind"
+"""Peers, which stand where a strategy's name does."""
+TRACE = struct.Struct("<4d")
+"""A step's end on the clock that all processes share; by then, the process's CPU seconds, bytes read, and exchanges."""
 WARMUP_STEPS = 2
 LOOK_S = 0.1
 START_LIMIT_S = 180.0
@@ -46,6 +43,11 @@ class Job:
     local_batch: int
     wait_s: float
     slow: dict[int, float]
+    task: str = "acoustic"
+    """What they train: one of `workers.TASKS`."""
+    target_batch_size: int = 0
+    """Of hivemind: samples of all learners from one average to the next."""
+    python: str = sys.executable
     traces: str = ""
     """The folder that they write to."""
 
@@ -74,74 +76,6 @@ class Job:
         return Path(self.traces) / f"learner-{learner}.steps"
 
 
-# --- one learner
-
-
-def work(job: Job) -> NoReturn:
-    """Be one learner, until this process is ended."""
-    torch.set_num_threads(1)
-    learner = Place.find().learner
-    features_BTF, targets_BT = common.random_frames(POOL * job.local_batch, seed=learner)
-    batches = list(zip(features_BTF.split(job.local_batch), targets_BT.split(job.local_batch), strict=True))
-    with job.trace(learner).open("wb", buffering=0) as trace:
-        if job.strategy == "ddp":
-            _work_ddp(job, learner, batches, trace)
-        _work_engine(job, learner, batches, trace)
-
-
-def _note(trace: BinaryIO, bytes_read: int) -> None:
-    trace.write(TRACE.pack(time.perf_counter(), time.process_time(), bytes_read))
-
-
-def _work_engine(job: Job, number: int, batches: list[tuple[Tensor, Tensor]], trace: BinaryIO) -> NoReturn:
-    model, optimizer = common.acoustic_model()
-    learner = Learner(model, optimizer, job.strategy, slow=job.slow.get(number, 1.0), timeout_s=job.patience_s)
-    while True:
-        features_BTF, targets_BT = batches[learner.round % len(batches)]
-        with learner.step():
-            optimizer.zero_grad()
-            loss = common.loss_of(model, features_BTF, targets_BT)
-            time.sleep(job.wait_s)
-            loss.backward()
-            optimizer.step()
-        _note(trace, learner.transport.bytes_read)
-
-
-def _work_ddp(job: Job, number: int, batches: list[tuple[Tensor, Tensor]], trace: BinaryIO) -> NoReturn:
-    """Train with torch's own: gradients are averaged during the backward pass, so all waits come before it."""
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{job.traces}/meeting",
-        rank=number,
-        world_size=job.learners,
-        timeout=datetime.timedelta(seconds=job.patience_s),
-    )
-    model, optimizer = common.acoustic_model()
-    parallel, slow, backward_s, steps = DistributedDataParallel(model), job.slow.get(number, 1.0), 0.0, 0
-    while True:
-        features_BTF, targets_BT = batches[steps % len(batches)]
-        optimizer.zero_grad()
-        began_s = time.perf_counter()
-        if steps < WARMUP_STEPS:
-            # By itself, to know how long a backward pass takes that waits for nobody.
-            with parallel.no_sync():
-                loss = common.loss_of(parallel, features_BTF, targets_BT)
-                forward_s = time.perf_counter() - began_s
-                loss.backward()
-                backward_s = time.perf_counter() - began_s - forward_s
-        else:
-            loss = common.loss_of(parallel, features_BTF, targets_BT)
-            time.sleep(job.wait_s)
-            time.sleep((slow - 1.0) * (time.perf_counter() - began_s + backward_s))
-            loss.backward()
-            optimizer.step()
-            _note(trace, 0)
-        steps += 1
-
-
-# --- the watch over them
-
-
 @dataclass(frozen=True)
 class Window:
     """What learners did between two moments, the same for all; a step that an edge cuts counts in part."""
@@ -150,6 +84,8 @@ class Window:
     cpu_share_L: list[float]
     """CPU seconds of each process over the seconds of the window."""
     bytes_per_step: float
+    exchanges_per_step: float
+    """In how many exchanges a learner took part for each of its steps."""
 
     @property
     def steps_per_s(self) -> float:
@@ -158,25 +94,29 @@ class Window:
 
 
 def window_of(traces: list[NDArray[np.float64]], begin_s: float, end_s: float) -> Window:
-    """Return what happened in a window, from each learner's steps [K, 3] (see TRACE).
+    """Return what happened in a window, from each learner's steps [K, 4] (see TRACE).
 
     Progress within a step is taken as even, so a learner's count is its steps' ends, interpolated at both edges.
 
-    >>> steps_K3 = np.array([[0.0, 0, 0], [2.0, 1, 8], [4.0, 2, 16]])
-    >>> window_of([steps_K3], 1.0, 4.0).steps_per_s_L
+    >>> steps_K4 = np.array([[0.0, 0, 0, 0], [2.0, 1, 8, 2], [4.0, 2, 16, 4]])
+    >>> window_of([steps_K4], 1.0, 4.0).steps_per_s_L
     [0.5]
     """
     edges_s = np.array([begin_s, end_s])
     seconds = end_s - begin_s
-    steps_L, cpu_L, bytes_L = [], [], []
-    for trace_K3 in traces:
-        ends_K = trace_K3[:, 0]
+    steps_L, totals_L3 = [], []
+    for trace_K4 in traces:
+        ends_K = trace_K4[:, 0]
         assert ends_K[0] <= begin_s and end_s <= ends_K[-1], "a learner's steps do not span the window"
         steps_L.append(float(np.diff(np.interp(edges_s, ends_K, np.arange(len(ends_K))))[0]))
-        cpu_L.append(float(np.diff(np.interp(edges_s, ends_K, trace_K3[:, 1]))[0]))
-        bytes_L.append(float(np.diff(np.interp(edges_s, ends_K, trace_K3[:, 2]))[0]))
+        totals_L3.append([float(np.diff(np.interp(edges_s, ends_K, column_K))[0]) for column_K in trace_K4[:, 1:].T])
+    cpu_L, bytes_L, exchanges_L = zip(*totals_L3, strict=True)
+    steps = sum(steps_L)
     return Window(
-        [steps / seconds for steps in steps_L], [cpu_s / seconds for cpu_s in cpu_L], sum(bytes_L) / sum(steps_L)
+        [steps / seconds for steps in steps_L],
+        [cpu_s / seconds for cpu_s in cpu_L],
+        sum(bytes_L) / steps,
+        sum(exchanges_L) / steps,
     )
 
 
@@ -190,10 +130,10 @@ def measure(job: Job, seconds: float) -> Window:
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder:
         job = dataclasses.replace(job, traces=folder)
         environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, str(SCRIPT), "--worker", job.to_text()]
+        command = [job.python, str(SCRIPT), job.to_text()]
         with Launch(command, job.learners, environment=environment, logs=Path(folder)) as launch:
             traces = _await(launch, job, None, job.patience_s)
-            begin_s = max(trace_K3[WARMUP_STEPS - 1, 0] for trace_K3 in traces)
+            begin_s = max(trace_K4[WARMUP_STEPS - 1, 0] for trace_K4 in traces)
             traces = _await(launch, job, begin_s + seconds, seconds + job.patience_s)
     return window_of(traces, begin_s, begin_s + seconds)
 
@@ -203,23 +143,56 @@ def _await(launch: Launch, job: Job, end_s: float | None, limit_s: float) -> lis
     deadline_s = time.monotonic() + limit_s
     while True:
         traces = [_read(job.trace(learner)) for learner in range(job.learners)]
-        if all(len(trace_K3) >= WARMUP_STEPS and (end_s is None or trace_K3[-1, 0] >= end_s) for trace_K3 in traces):
+        if all(len(trace_K4) >= WARMUP_STEPS and (end_s is None or trace_K4[-1, 0] >= end_s) for trace_K4 in traces):
             return traces
         for learner, pid in enumerate(launch.pids):
             if not process_runs(pid):
                 raise LearnerError(f"{job.strategy}: learner {learner} ended: {_last_line(job, learner)}")
         if time.monotonic() > deadline_s:
-            steps = [len(trace_K3) for trace_K3 in traces]
+            steps = [len(trace_K4) for trace_K4 in traces]
             raise DeadlineError(f"{job.strategy}: waited {limit_s:g} s for the learners, whose steps are {steps}")
         time.sleep(LOOK_S)
 
 
 def _read(path: Path) -> NDArray[np.float64]:
-    """Return the whole rows of a trace [K, 3]."""
+    """Return the whole rows of a trace [K, 4]."""
     data = path.read_bytes() if path.exists() else b""
-    return np.frombuffer(data[: len(data) // TRACE.size * TRACE.size], np.float64).reshape(-1, 3)
+    return np.frombuffer(data[: len(data) // TRACE.size * TRACE.size], np.float64).reshape(-1, 4)
 
 
 def _last_line(job: Job, learner: int) -> str:
     lines = (Path(job.traces) / f"learner-{learner}.log").read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "without a word"
+
+
+# --- what the scripts that compare have in common
+
+
+def strategies_of(text: str) -> list[str]:
+    """Read a list of names, each at most once.
+
+    Raises:
+        ArgumentError: one is unknown, or given twice.
+    """
+    names = text.split(",")
+    for name in names:
+        if name not in STRATEGIES and name != DDP:
+            raise unknown_name("strategy", name, [*STRATEGIES, DDP])
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"--strategies {text}: name each only once")
+    return names
+
+
+def over(rates: Sequence[float], references: Sequence[float]) -> list[float]:
+    """Return the ratios within each repeat."""
+    return [rate / reference for rate, reference in zip(rates, references, strict=True)]
+
+
+def medians(values_RL: Sequence[Sequence[float]]) -> list[float]:
+    """Return the medians over the repeats [L]."""
+    return [common.median(values_R) for values_R in zip(*values_RL, strict=True)]
+
+
+def summary(samples: dict[str, list[float]]) -> Json:
+    """Return each figure's median, and all of them under ``samples``."""
+    return {**{name: common.median(values) for name, values in samples.items()}, "samples": samples}

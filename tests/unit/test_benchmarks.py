@@ -16,7 +16,7 @@ import pytest
 from antiphon.errors import ArgumentError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("common", "overhead", "straggling", "stragglers")
+MODULES = ("common", "overhead", "straggling", "stragglers", "hivemind_peer", "workers", "equal")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,7 +106,7 @@ def test_defaults_are_the_documented_ones(stragglers: ModuleType) -> None:
         "ddp",
     ]
     job = stragglers.job_of(args)
-    assert (job.learners, job.slow, args.load, args.seconds) == (4, {3: 10.0}, "waiting", 20.0)
+    assert (job.learners, job.slow, args.load, args.seconds) == (4, {3: 10.0}, "waiting", 6.0)
     assert job.factors == [1.0, 1.0, 1.0, 10.0]
 
 
@@ -151,9 +151,9 @@ def test_ideal_rates(stragglers: ModuleType) -> None:
 
 
 def trace(straggling: ModuleType, ends_s: np.ndarray, cpu_s: float, size: int) -> np.ndarray:
-    """Return the trace of steps that end at ``ends_s``, with so much CPU time and so many bytes each."""
+    """Return the trace of steps that end at ``ends_s``, with so much CPU time, so many bytes and two exchanges each."""
     count_K = np.arange(len(ends_s))
-    return np.stack([ends_s, count_K * cpu_s, count_K * float(size)], axis=1)
+    return np.stack([ends_s, count_K * cpu_s, count_K * float(size), count_K * 2.0], axis=1)
 
 
 @pytest.mark.parametrize("begin_s", [100.0, 100.7, 101.9])
@@ -165,39 +165,90 @@ def test_steps_cut_by_an_edge_count_in_part(straggling: ModuleType, begin_s: flo
     assert window.cpu_share_L == pytest.approx([0.1, 0.015])
     assert window.steps_per_s == pytest.approx(5.5)
     assert window.bytes_per_step == pytest.approx((5.0 * 8 + 0.5 * 4) / 5.5)
+    assert window.exchanges_per_step == pytest.approx(2.0)
 
 
 def test_a_trace_that_is_being_written_is_read_up_to_its_last_whole_row(straggling: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "learner-0.steps"
-    assert straggling._read(path).shape == (0, 3)
-    path.write_bytes(straggling.TRACE.pack(1.0, 2.0, 3.0) + straggling.TRACE.pack(4.0, 5.0, 6.0)[:20])
-    assert straggling._read(path).tolist() == [[1.0, 2.0, 3.0]]
+    assert straggling._read(path).shape == (0, 4)
+    path.write_bytes(straggling.TRACE.pack(1.0, 2.0, 3.0, 4.0) + straggling.TRACE.pack(5.0, 6.0, 7.0, 8.0)[:28])
+    assert straggling._read(path).tolist() == [[1.0, 2.0, 3.0, 4.0]]
 
 
 def test_rows_hold_medians_of_ratios_within_a_repeat(stragglers: ModuleType, straggling: ModuleType) -> None:
-    job = stragglers.job_of(args_of(stragglers))
+    settings = stragglers.settings_of(
+        stragglers.job_of(args_of(stragglers)), ["random-ring", "ddp"], [16, 64], "python"
+    )
+    assert [job.target_batch_size for job in settings.values()] == [0, 0, 16, 64]
 
     def window(*rates_L: float) -> object:
-        return straggling.Window(list(rates_L), [0.1 * rate / rates_L[0] for rate in rates_L], 8.0)
+        return straggling.Window(list(rates_L), [0.1 * rate / rates_L[0] for rate in rates_L], 8.0, 2.0)
 
     def repeat(speed: float, ddp: float) -> object:
         alone = {1.0: window(speed), 10.0: window(speed / 10)}
-        ring = window(*[0.9 * speed] * 3, 0.09 * speed)
-        return stragglers.Repeat(alone, {"random-ring": ring, "ddp": window(*[ddp / 4] * 4)})
+        together = {"random-ring": window(*[0.9 * speed] * 3, 0.09 * speed), "ddp": window(*[ddp / 4] * 4)}
+        together |= {"hivemind 16": window(0.5 * speed), "hivemind 64": window(0.9 * speed)}
+        return stragglers.Repeat(alone, together)
 
     repeats = [repeat(5.0, 2.0), repeat(4.0, 1.0), repeat(2.0, 0.9)]
-    row = stragglers.row("random-ring", "waiting", job, repeats)
+    (row, reference, hivemind), tried = stragglers.rows("waiting", settings, repeats)
     assert row["samples"]["ideal_steps_per_s"] == pytest.approx([15.5, 12.4, 6.2])
     assert row["samples"]["over_ideal"] == pytest.approx([0.9, 0.9, 0.9])
     assert row["samples"]["over_ddp"] == pytest.approx([6.975, 11.16, 6.2])
+    assert row["samples"]["over_hivemind"] == pytest.approx([3.1, 3.1, 3.1])
     assert row["over_ddp"] == pytest.approx(6.975)
     assert row["steps_per_s"] == pytest.approx(11.16)
     assert row["cpu_share"] == pytest.approx(0.1)
     assert row["cpu_share_by_learner"] == pytest.approx([0.1, 0.1, 0.1, 0.01])
-    assert row["bytes_read_per_step"] == 8.0
-    reference = stragglers.row("ddp", "waiting", job, repeats)
+    assert row["bytes_read_per_step"] == 8.0 and row["exchanges_per_step"] == 2.0
     assert reference["over_ddp"] == 1.0 and reference["bytes_read_per_step"] is None
-    assert stragglers.alone_row("waiting", job, repeats)["step_s_by_learner"] == pytest.approx([0.25] * 3 + [2.5])
+    assert (hivemind["strategy"], hivemind["target_batch_size"], hivemind["over_hivemind"]) == ("hivemind", 64, 1.0)
+    assert hivemind["samples"]["ideal_steps_per_s"] == row["samples"]["ideal_steps_per_s"]
+    assert [values["target_batch_size"] for values in tried] == [16, 64]
+    alone = stragglers.alone_row("waiting", settings["ddp"], repeats)
+    assert alone["step_s_by_learner"] == pytest.approx([0.25] * 3 + [2.5])
+
+
+# --- stragglers: hivemind
+
+
+def test_hivemind_is_measured_only_when_asked_for(stragglers: ModuleType) -> None:
+    assert stragglers.targets_of(args_of(stragglers)) == []
+    assert stragglers.targets_of(args_of(stragglers, "--peers", "hivemind")) == [16, 64, 256, 1024]
+    assert stragglers.targets_of(args_of(stragglers, "--peers", "hivemind", "--targets", "20", "50")) == [20, 50]
+    with pytest.raises(ArgumentError, match="--targets must be at least 16, not 8"):
+        stragglers.targets_of(args_of(stragglers, "--peers", "hivemind", "--targets", "8"))
+    with pytest.raises(ArgumentError, match="give each only once"):
+        stragglers.targets_of(args_of(stragglers, "--peers", "hivemind", "--targets", "16", "16"))
+
+
+@pytest.mark.parametrize(("answer", "what"), [(None, "is missing"), ("1.0.0", "has hivemind 1.0.0"), ("", "holds no")])
+def test_a_missing_hivemind_is_told_with_the_commands_that_install_it(
+    common: ModuleType,
+    stragglers: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    answer: str | None,
+    what: str,
+) -> None:
+    python = tmp_path / "other/bin/python"
+    python.parent.mkdir(parents=True)
+    if answer is not None:
+        python.write_text(f"#!/bin/sh\necho {answer}\n")
+        python.chmod(0o755)
+    words = ["--peers", "hivemind", "--hivemind-python", str(python)]
+    assert common.main("", stragglers.configure, stragglers.run, words) == 2
+    text = capsys.readouterr().err
+    assert what in text and f"python3 -m venv {tmp_path / 'other'}" in text
+    assert f"{tmp_path / 'other/bin/pip'} install -c constraints.txt hivemind==1.1.12 -e ." in text
+
+
+def test_the_right_hivemind_is_taken(tmp_path: Path) -> None:
+    peer = importlib.import_module("hivemind_peer")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {peer.VERSION}\n")
+    python.chmod(0o755)
+    assert peer.find_python(python) == str(python)
 
 
 @pytest.mark.parametrize("name", ["overhead", "stragglers"])
