@@ -1,7 +1,9 @@
-"""One block of shared memory a run, on one host: what learners show each other and whoever watches them.
+"""One block of shared memory a host: what the run's learners show each other and whoever watches them.
 
 The block is an unnamed file (memfd): nothing of it outlives its processes. A private folder holds the links by which
-learners find it and each other's sockets. Each row of the board is written by its own learner.
+learners find it and each other's sockets. Each row of the board is written by its own learner. A run on several hosts
+has a block on each, with rows for all: those of learners on other hosts are mirrors, which cost no memory until they
+are written (`mirror.Mirror`).
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from numpy.typing import NDArray
 
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
 from antiphon.transport.buffers import SLOTS, Buffers
+from antiphon.transport.draws import Draws
 
 MAGIC = 0x416E7469
 OUTSTANDING = 64
 """Tickets that one learner may have taken and not yet ended."""
+STOP_LAG_S = 0.5
+"""How long a request to stop may take to reach all learners."""
 
 
 class Head(enum.IntEnum):
@@ -38,6 +43,10 @@ class Head(enum.IntEnum):
     READY = 3
     STOP = 4
     """0, or one more than the round at which learners are to stop."""
+    HOST = 5
+    """The number of this host."""
+    ASKED = 6
+    """How many times the weights of learners on other hosts were asked for (`mirror.collect`)."""
 
 
 class Col(enum.IntEnum):
@@ -57,6 +66,21 @@ class Col(enum.IntEnum):
     """Samples taken again from a learner that died."""
     BEREFT = 8
     """One more than the learner for want of which it ends; 0 otherwise."""
+    LEFT = 9
+    """1 once all that it writes at its end is written."""
+
+
+class Link(enum.IntEnum):
+    """Words about a learner that hold on this host alone."""
+
+    HOST = 0
+    """The host that it runs on."""
+    NOTED = 1
+    """The number of the note that its row is a copy of; only where it runs on another host."""
+    PULLED = 2
+    """The last request (Head.ASKED) for which its weights were fetched, or its negative where they could not be."""
+    SERVES = 3
+    """1 while this learner's exchange thread fetches for the others of its host."""
 
 
 class Gauge(enum.IntEnum):
@@ -89,7 +113,7 @@ class Block:
 
     def __init__(self, folder: Path, fd: int, learners: int) -> None:
         self.folder, self.learners, self._fd = folder, learners, fd
-        words = len(Head) + learners * (len(Col) + len(Gauge) + OUTSTANDING + 3 + SLOTS)
+        words = len(Head) + learners * (len(Col) + len(Link) + len(Gauge) + OUTSTANDING + 3 + SLOTS)
         self._control_bytes = -(-words * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         if os.fstat(fd).st_size < self._control_bytes:
             os.ftruncate(fd, self._control_bytes)
@@ -97,6 +121,7 @@ class Block:
         self._taken = 0
         self.head = self._words(len(Head))
         self.board_LC = self._words(learners, len(Col))
+        self.links_LC = self._words(learners, len(Link))
         self.gauges_LC = self._words(learners, len(Gauge)).view(np.float64)
         self.outstanding_LK = self._words(learners, OUTSTANDING)
         """Tickets taken and not yet ended, plus one; 0 where none."""
@@ -170,14 +195,45 @@ class Block:
 
         return next_number
 
+    def is_local(self, learner: int) -> bool:
+        """Say whether a learner runs on this host."""
+        return bool(self.links_LC[learner, Link.HOST] == self.head[Head.HOST])
+
+    @property
+    def local(self) -> list[int]:
+        """The learners on this host."""
+        return np.flatnonzero(self.links_LC[:, Link.HOST] == self.head[Head.HOST]).tolist()
+
+    @property
+    def remote(self) -> list[int]:
+        """The learners on other hosts."""
+        return np.flatnonzero(self.links_LC[:, Link.HOST] != self.head[Head.HOST]).tolist()
+
+    def request_stop(self) -> None:
+        """Ask all learners to stop after the round in hand; those that wait for each other after the same one."""
+        rounds = int(self.board_LC[:, Col.STEPS].max())
+        # As many more as they may make before all of them have read it.
+        step_s = float(self.gauges_LC[:, Gauge.STEP_S].max())
+        margin = 3 + int(STOP_LAG_S / step_s if step_s else 0)
+        self.head[Head.STOP] = max(int(self.head[Head.STOP]), rounds + margin)
+
+    def draws(self) -> Draws:
+        """Return the counter of this host's tickets."""
+        return Draws(self.folder / "tickets")
+
     def failed(self, learner: int) -> bool:
         """Say whether a learner is known to have failed, its process running or not."""
         return bool(self.board_LC[learner, Col.STATE] == Status.FAILED)
 
     def dead(self, learner: int) -> bool:
-        """Say whether a learner that had joined has failed, or ended without being done."""
+        """Say whether a learner that had joined has failed, or ended without being done.
+
+        One on another host has failed once a connection to it was lost and refused; its silence is no failure.
+        """
         pid, state = int(self.board_LC[learner, Col.PID]), int(self.board_LC[learner, Col.STATE])
-        return state == Status.FAILED or (state in (Status.JOINED, Status.DRAINED) and not process_runs(pid))
+        if state in (Status.JOINED, Status.DRAINED) and self.is_local(learner):
+            return not process_runs(pid)
+        return state == Status.FAILED
 
     def claim_again(self, ticket: int, dead: int) -> bool:
         """Claim a ticket that a dead learner left: true for one caller only."""
@@ -187,13 +243,17 @@ class Block:
             return False
         return True
 
+    def claimed(self, ticket: int, dead: int) -> bool:
+        """Say whether somebody has claimed that ticket."""
+        return self._claim(ticket, dead).exists()
+
     def unfinished(self) -> list[int]:
         """Return the tickets that were taken and not yet ended; those of the dead until they are given out again."""
         return sorted(
             int(held) - 1
             for learner, held_K in enumerate(self.outstanding_LK)
             for held in held_K[held_K > 0]
-            if not self._claim(int(held) - 1, learner).exists()
+            if not self.claimed(int(held) - 1, learner)
         )
 
     def _claim(self, ticket: int, dead: int) -> Path:
