@@ -68,6 +68,10 @@ class Col(enum.IntEnum):
     """One more than the learner for want of which it ends; 0 otherwise."""
     LEFT = 9
     """1 once all that it writes at its end is written."""
+    DRAWN = 10
+    """Tickets that it has drawn and shown, ever."""
+    FLOOR = 11
+    """The first ticket that its host has not ended, as it last found."""
 
 
 class Link(enum.IntEnum):
@@ -211,11 +215,13 @@ class Block:
 
     def request_stop(self) -> None:
         """Ask all learners to stop after the round in hand; those that wait for each other after the same one."""
+        if self.head[Head.STOP]:
+            return
         rounds = int(self.board_LC[:, Col.STEPS].max())
         # As many more as they may make before all of them have read it.
         step_s = float(self.gauges_LC[:, Gauge.STEP_S].max())
         margin = 3 + int(STOP_LAG_S / step_s if step_s else 0)
-        self.head[Head.STOP] = max(int(self.head[Head.STOP]), rounds + margin)
+        self.head[Head.STOP] = rounds + margin
 
     def draws(self) -> Draws:
         """Return the counter of this host's tickets."""
