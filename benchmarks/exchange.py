@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import common
 import exchanging
-from exchanging import Pair, Took, wall_s
+from driven import Driven, Took
+from exchanging import connect, pair, wall_s
 from link import LinkUnavailableError, limited_link
 
 from antiphon.records import Json, record
@@ -30,11 +31,11 @@ FRESH = 2
 """Arrays that are written unread (snapshot, D), so that the cache reads them first; the lerp has none."""
 
 
-def shared_samples(repeats: int, pair: Pair) -> dict[str, list[float]]:
+def shared_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
     """Return what each repeat gave: ratios of the dearer end, and seconds."""
     samples: dict[str, list[float]] = {}
     for repeat in range(-WARMUPS, repeats):
-        lerp, floor, exchange = pair.both("lerp"), pair.both("floor"), pair.both("exchange")
+        lerp, floor, exchange = ends.all("lerp"), ends.all("floor"), ends.all("exchange")
         if repeat < 0:
             continue
         values = {
@@ -65,18 +66,18 @@ def _from_start(exchange: Sequence[Took]) -> float:
     return max(took["ended_s"] for took in exchange) - exchange[0]["began_s"]
 
 
-def sockets_s(repeats: int, pair: Pair, host: str) -> list[float]:
+def sockets_s(repeats: int, ends: Driven, host: str) -> list[float]:
     """Return the seconds that plain sockets take to bring an array each way at once."""
-    pair.connect(host)
-    seconds = [wall_s(pair.both("sockets")) for _ in range(WARMUPS + repeats)]
+    connect(ends, host)
+    seconds = [wall_s(ends.all("sockets")) for _ in range(WARMUPS + repeats)]
     return seconds[WARMUPS:]
 
 
 def limited_samples(parameters: int, repeats: int) -> tuple[dict[str, list[float]], str]:
     """Return the same of a limited link between two namespaces; or nothing, and why there is none."""
     try:
-        with limited_link(LINK_GBIT_PER_S) as hosts, Pair(parameters, [host.prefix for host in hosts]) as pair:
-            return {"limited_sockets_s": sockets_s(repeats, pair, hosts[0].address)}, ""
+        with limited_link(LINK_GBIT_PER_S) as hosts, pair(parameters, [host.prefix for host in hosts]) as ends:
+            return {"limited_sockets_s": sockets_s(repeats, ends, hosts[0].address)}, ""
     except LinkUnavailableError as error:
         return {}, str(error)
 
@@ -87,18 +88,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parameters", type=int, default=PARAMETERS, metavar="N", help=f"float32 weights (default {PARAMETERS})"
     )
     parser.add_argument("--no-link", action="store_true", help="leave the limited link out (it needs root)")
-    parser.add_argument("--end", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> Json:
     """Measure, print, and return the record."""
     common.at_least("--parameters", args.parameters, 1)
     result = record("benchmarks/exchange.py", threads_per_learner=1)
-    with Pair(args.parameters) as pair:
-        before = pair.both("checksum")
-        samples = shared_samples(args.repeats, pair)
-        after = pair.both("checksum")
-        samples["sockets_s"] = sockets_s(args.repeats, pair, "127.0.0.1")
+    with pair(args.parameters) as ends:
+        ends.all("start")
+        before = ends.all("checksum")
+        samples = shared_samples(args.repeats, ends)
+        after = ends.all("checksum")
+        samples["sockets_s"] = sockets_s(args.repeats, ends, "127.0.0.1")
     note = "left out (--no-link)"
     if not args.no_link:
         limited, note = limited_samples(args.parameters, args.repeats)
@@ -159,6 +160,6 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 if __name__ == "__main__":
-    if "--end" in sys.argv:
-        sys.exit(exchanging.work())
+    if sys.argv[1:2] == ["--end"]:
+        sys.exit(exchanging.work(int(sys.argv[-1])))
     sys.exit(common.main(__doc__ or "", configure, run))

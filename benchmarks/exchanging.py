@@ -1,40 +1,30 @@
-"""The two ends that exchange.py measures, each a process of its own, and the pair of them as the script sees it.
-
-An end reads one command a line from standard input, does it at once, and answers with one line: what it took. Wall
-times are on the clock that all processes of a host share.
-"""
+"""The two ends that exchange.py measures, each a process; times are on the clock that all processes share."""
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import common  # noqa: F401 - one thread, said before torch is loaded
 import torch
+from driven import Driven, Took, obey
 from torch import Tensor
 
 from antiphon.errors import DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
-from antiphon.transport.block import Block, Col
+from antiphon.transport.block import Col
 from antiphon.transport.place import Place
 
 SCRIPT = Path(__file__).with_name("exchange.py")
 COEFFICIENT = 0.5
 LIMIT_S = 60.0
-"""For anything that an end is told to do: many times what it takes."""
+"""For any exchange and any transfer: many times what it takes."""
 CHUNK_BYTES = 1 << 22
-
-Took = dict[str, Any]
 
 
 class WatchedWeights(Weights):
@@ -64,12 +54,11 @@ class WatchedWeights(Weights):
 class End:
     """One end: its weights, its transport, and ordinary memory for what it is compared with."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: int) -> None:
         torch.set_num_threads(1)
         place = Place.find()
         self.learner, self.block = place.learner, place.open()
         self.block.board_LC[self.learner, Col.PID] = os.getpid()
-        parameters = int(os.environ["EXCHANGE_PARAMETERS"])
         self.weights = WatchedWeights(self.block.allocate(parameters), self.learner)
         draw = torch.Generator().manual_seed(self.learner)
         self.weights.w_N.normal_(0.0, 0.1, generator=draw)
@@ -77,10 +66,9 @@ class End:
         self.a_N, self.b_N, self.c_N = (self.weights.w_N.clone() for _ in range(3))
         self.transport = place.transport(self.block, self.weights, deadline_s=LIMIT_S)
 
-    def start(self) -> Took:
+    def start(self) -> None:
         """Start the exchange thread: both ends are there."""
         self.transport.start()
-        return {}
 
     def lerp(self) -> Took:
         """Do what all is held against: reads two arrays and writes one."""
@@ -125,7 +113,7 @@ class End:
         self._listener = socket.create_server((host, 0))
         return {"port": self._listener.getsockname()[1]}
 
-    def connect(self, host: str, port: int) -> Took:
+    def connect(self, host: str, port: int) -> None:
         """Connect plain sockets."""
         if self.learner == 0:
             self._listener.settimeout(LIMIT_S)
@@ -134,7 +122,6 @@ class End:
             self.socket = socket.create_connection((host, port), timeout=LIMIT_S)
         self.socket.settimeout(LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return {}
 
     def sockets(self) -> Took:
         """Send an array to the other end and receive one, at the same time, and do nothing with it."""
@@ -168,79 +155,22 @@ def _receive(source: socket.socket, into: memoryview) -> None:
         done += got
 
 
-def work() -> None:
+def work(parameters: int) -> None:
     """Be one end, until standard input ends."""
-    end = End()
-    print(json.dumps({}), flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(end, name)(*arguments)), flush=True)
+    end = End(parameters)
+    obey(end)
     end.transport.close()
 
 
-class Pair:
-    """Both ends; ``prefixes`` are words before each one's command, which put it elsewhere."""
-
-    def __init__(self, parameters: int, prefixes: Sequence[Sequence[str]] = ((), ())) -> None:
-        self.block = Block.create(2)
-        self.ends = []
-        for learner, prefix in enumerate(prefixes):
-            place = Place(learner, 2, self.block.folder, creates=False).environment()
-            environment = {**os.environ, **place, "EXCHANGE_PARAMETERS": str(parameters)}
-            command = [*prefix, sys.executable, str(SCRIPT), "--end"]
-            pipe = subprocess.PIPE
-            self.ends.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=environment))
-
-    def __enter__(self) -> Self:
-        self._answers()
-        self.both("start")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for end in self.ends:
-            assert end.stdin is not None
-            end.stdin.close()
-        for end in self.ends:
-            try:
-                end.wait(5.0 if error is None else 0.1)
-            except subprocess.TimeoutExpired:
-                end.kill()
-                end.wait()
-        self.block.remove()
-
-    def both(self, name: str, *arguments: object) -> list[Took]:
-        """Let both ends do the same at the same time, and return what it took each."""
-        # Learner 0 starts exchanges: the other one is told first, to be ready.
-        for end in reversed(self.ends):
-            _tell(end, name, arguments)
-        return self._answers()
-
-    def connect(self, host: str) -> None:
-        """Connect the two by plain sockets; ``host`` is the address of learner 0."""
-        _tell(self.ends[0], "listen", [host])
-        port = self._answer(0)["port"]
-        self.both("connect", host, port)
-
-    def _answers(self) -> list[Took]:
-        return [self._answer(learner) for learner in range(len(self.ends))]
-
-    def _answer(self, learner: int) -> Took:
-        output = self.ends[learner].stdout
-        assert output is not None
-        if not select.select([output], [], [], 2 * LIMIT_S)[0]:
-            raise DeadlineError(f"waited {2 * LIMIT_S:g} s for end {learner}")
-        line = output.readline()
-        if not line:
-            raise LearnerError(f"end {learner} ended; its last words are above")
-        answer: Took = json.loads(line)
-        return answer
+def pair(parameters: int, prefixes: Sequence[Sequence[str]] = ((), ())) -> Driven:
+    """Return two ends, not yet started; ``prefixes`` put them elsewhere."""
+    return Driven(SCRIPT, ["--end", "--parameters", str(parameters)], prefixes)
 
 
-def _tell(end: subprocess.Popen[bytes], name: str, arguments: Sequence[object]) -> None:
-    assert end.stdin is not None
-    end.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
+def connect(ends: Driven, host: str) -> None:
+    """Connect two ends by plain sockets; ``host`` is the address of learner 0."""
+    port = ends.one(0, "listen", host)["port"]
+    ends.all("connect", host, port)
 
 
 def wall_s(both: Sequence[Took]) -> float:
