@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
-from antiphon.transport.block import Block, Col, Head, Status, process_runs, wait_for
+from antiphon.transport.block import Block, Col, Head, Link, Status, process_runs, wait_for
 from antiphon.transport.place import Place
 from antiphon.transport.protocol import Handle, Kind, Message
 from antiphon.transport.shared import WIRE, pack, unpack
@@ -53,7 +53,15 @@ def test_two_that_attach_see_the_same_memory(block):
 
 def test_the_rows_do_not_overlap(block):
     buffers = block.allocate(3)
-    parts = [block.head, block.board_LC, block.gauges_LC, block.outstanding_LK, buffers.versions_LS, buffers.clock_L3]
+    parts = [
+        block.head,
+        block.board_LC,
+        block.links_LC,
+        block.gauges_LC,
+        block.outstanding_LK,
+        buffers.versions_LS,
+        buffers.clock_L3,
+    ]
     tensors = [buffers.weights_LN, buffers.pending_LN, buffers.slots_LSN]
     block.head[Head.MAGIC] = 0
     for number, part in enumerate([*parts, *(tensor.numpy() for tensor in tensors)]):
@@ -113,6 +121,28 @@ def test_who_is_dead(block):
         block.board_LC[0, [Col.PID, Col.STATE]] = row
         seen.append(block.dead(0))
     assert seen == [False, True, True, False, True, False]
+
+
+def test_who_runs_on_another_host_is_dead_once_it_is_known_to_have_failed(block):
+    block.head[Head.HOST] = 1
+    block.links_LC[:, Link.HOST] = [0, 1, 1]
+    assert (block.local, block.remote) == ([1, 2], [0])
+    nobody = 2**22 + 1
+    block.board_LC[:2, Col.PID] = nobody
+    block.board_LC[:2, Col.STATE] = Status.JOINED
+    assert [block.dead(0), block.dead(1)] == [False, True]
+    block.board_LC[0, Col.STATE] = Status.FAILED
+    assert block.dead(0)
+
+
+def test_the_first_request_to_stop_holds(block):
+    block.board_LC[:, Col.STEPS] = [4, 7, 5]
+    block.request_stop()
+    asked = int(block.head[Head.STOP])
+    assert asked > 7
+    block.board_LC[:, Col.STEPS] = 100
+    block.request_stop()
+    assert block.head[Head.STOP] == asked
 
 
 def test_a_zombie_runs_no_more():

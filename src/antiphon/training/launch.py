@@ -17,11 +17,10 @@ from torch import Tensor
 
 from antiphon.errors import LearnerError
 from antiphon.learner.progress import Patience
-from antiphon.transport.block import Block, Col, Gauge, Head, Status, stopped
+from antiphon.transport.block import Block, Col, Head, Status, stopped
 from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
-STOP_LAG_S = 0.5
 LAST_WORDS_S = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -150,11 +149,7 @@ class Launch:
 
     def stop(self) -> None:
         """Ask the learners to stop after the round in hand; those that wait for each other after the same one."""
-        rounds = int(self.block.board_LC[:, Col.STEPS].max())
-        # As many more as they may make before this process gets to writing it.
-        step_s = float(self.block.gauges_LC[:, Gauge.STEP_S].max())
-        margin = 3 + int(STOP_LAG_S / step_s if step_s else 0)
-        self.block.head[Head.STOP] = rounds + margin
+        self.block.request_stop()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all have ended; say whether they did."""
