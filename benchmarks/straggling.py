@@ -27,6 +27,8 @@ DDP, HIVEMIND = "ddp", "hivemind"
 """Peers, which stand where a strategy's name does."""
 TRACE = struct.Struct("<4d")
 """A step's end on the clock that all processes share; by then, the process's CPU seconds, bytes read, and exchanges."""
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Else the C library returns large gradients to the system in every step, and a step is mostly page faults."""
 WARMUP_STEPS = 2
 LOOK_S = 0.1
 START_LIMIT_S = 180.0
@@ -129,7 +131,7 @@ def measure(job: Job, seconds: float) -> Window:
     """
     with tempfile.TemporaryDirectory(prefix="stragglers-") as folder:
         job = dataclasses.replace(job, traces=folder)
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **KEEP_MEMORY}
         command = [job.python, str(SCRIPT), job.to_text()]
         with Launch(command, job.learners, environment=environment, logs=Path(folder)) as launch:
             traces = _await(launch, job, None, job.patience_s)

@@ -16,7 +16,7 @@ import pytest
 from antiphon.errors import ArgumentError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("common", "overhead", "straggling", "stragglers", "hivemind_peer", "workers", "equal")
+MODULES = ("common", "overhead", "straggling", "stragglers", "straggler_rows", "hivemind_peer", "workers", "equal")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,11 +143,12 @@ def test_unknown_and_repeated_strategies_are_refused(stragglers: ModuleType) -> 
 # --- stragglers: what is counted
 
 
-def test_ideal_rates(stragglers: ModuleType) -> None:
+def test_ideal_rates() -> None:
+    ideal_steps_per_s = importlib.import_module("straggler_rows").ideal_steps_per_s
     steps_s = [0.2, 0.2, 0.2, 2.0]
-    assert stragglers.ideal_steps_per_s("fixed-ring", steps_s) == pytest.approx(15.5)
+    assert ideal_steps_per_s("hivemind", steps_s) == ideal_steps_per_s("fixed-ring", steps_s) == pytest.approx(15.5)
     for strategy in ("allreduce", "sync-ring", "delay-by-one", "ddp"):
-        assert stragglers.ideal_steps_per_s(strategy, steps_s) == pytest.approx(2.0)
+        assert ideal_steps_per_s(strategy, steps_s) == pytest.approx(2.0)
 
 
 def trace(straggling: ModuleType, ends_s: np.ndarray, cpu_s: float, size: int) -> np.ndarray:
@@ -251,7 +252,64 @@ def test_the_right_hivemind_is_taken(tmp_path: Path) -> None:
     assert peer.find_python(python) == str(python)
 
 
-@pytest.mark.parametrize("name", ["overhead", "stragglers"])
+# --- equal
+
+
+def test_equal_compares_with_ddp_within_a_repeat(straggling: ModuleType) -> None:
+    equal = importlib.import_module("equal")
+
+    def repeat(ring: float, ddp: float) -> dict[str, object]:
+        return {
+            "random-ring": straggling.Window([ring / 2] * 2, [0.8, 1.2], 8.0, 1.5),
+            "ddp": straggling.Window([ddp / 2] * 2, [0.5, 0.5], 0.0, 0.0),
+        }
+
+    repeats = [repeat(10.0, 5.0), repeat(8.0, 2.0), repeat(9.0, 9.0)]
+    row, reference = (equal.row(name, "compute", repeats) for name in ("random-ring", "ddp"))
+    assert (row["load"], row["strategy"], row["over_ddp"], row["steps_per_s"]) == ("compute", "random-ring", 2.0, 9.0)
+    assert row["samples"]["over_ddp"] == [2.0, 4.0, 1.0]
+    assert row["samples"]["cpu_s_per_step"] == pytest.approx([0.2, 0.25, 2 / 9])
+    assert row["exchanges_per_step"] == 1.5
+    assert reference["over_ddp"] == 1.0 and "exchanges_per_step" not in reference
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--strategies", "random-ring"], "ddp must be among them"),
+        (["--learners", "1"], "--learners must be at least 2, not 1"),
+        (["--local-batch", "0"], "--local-batch must be at least 1, not 0"),
+    ],
+)
+def test_equal_refuses_what_it_cannot_compare(
+    common: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    equal = importlib.import_module("equal")
+    assert common.main("", equal.configure, equal.run, words) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strategy", ["fixed-ring", "ddp"])
+def test_learners_of_every_task_are_watched(straggling: ModuleType, strategy: str) -> None:
+    job = importlib.import_module("equal").job_of("communication", strategy, learners=2)
+    window = straggling.measure(job, 0.2)
+    assert len(window.steps_per_s_L) == 2 and min(window.steps_per_s_L) > 0
+    assert (window.exchanges_per_step > 0) == (window.bytes_per_step > 0)
+    if strategy == "ddp":
+        assert window.exchanges_per_step == 0
+
+
+@pytest.mark.long
+def test_hivemind_where_it_is_installed(straggling: ModuleType) -> None:
+    peer = importlib.import_module("hivemind_peer")
+    if not peer.PYTHON.exists():
+        pytest.skip("no hivemind: benchmarks/README.md says how to install it")
+    python = peer.find_python(peer.PYTHON)
+    window = straggling.measure(straggling.Job("hivemind", 2, 4, 0.1, {}, target_batch_size=8, python=python), 5.0)
+    assert min(window.steps_per_s_L) > 0 and window.exchanges_per_step > 0
+
+
+@pytest.mark.parametrize("name", ["overhead", "stragglers", "equal"])
 def test_help_shows_an_example_and_no_hidden_argument(
     common: ModuleType, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
