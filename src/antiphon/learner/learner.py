@@ -85,9 +85,9 @@ class Learner:
             raise ArgumentError(f"slow must be at least 1 (that many times as long), not {slow}")
         self.model, self.seed, self.slow, self.timeout_s = model, seed, slow, timeout_s
         optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-        self.optimizer = optimizers[0]
         self.buffers, self.optimizer_state = buffers or "recompute", optimizer_state
         self._replica = Replica(model, optimizers, self.buffers, optimizer_state)
+        self.optimizer = optimizers[0]
         if buffers is None:
             warn_of_statistics(model)
         place = Place.find()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from antiphon.learner.lanes import Lane, Pinned, lane_of
 from antiphon.learner.weights import Weights
-from antiphon.transport.buffers import GENERATION, PENDING, Buffers
+from antiphon.transport.buffers import GENERATION, PENDING, SLOTS, Buffers
 from antiphon.transport.protocol import Handle
 
 REFRESH_S = 1.0
@@ -56,7 +56,7 @@ class StagedWeights(Weights):
         self._refresh_at_s = time.monotonic()
         on_gpu = device.type == "cuda"
         self._sum_1 = torch.zeros(1, pin_memory=on_gpu)
-        own = (self._row_N, self._pending_N, buffers.slots_LSN[learner])
+        own = (self._row_N, self._pending_N, buffers.slots_LSN[learner, :SLOTS])
         self._pinned = Pinned(own if on_gpu else ())
 
     # --- the computing thread
@@ -71,7 +71,8 @@ class StagedWeights(Weights):
         """Fold what exchanges added, announce that w is whole, and refresh the row if it is old."""
         super().end_step(fold, wait)
         began_s = time.monotonic()
-        if began_s >= self._refresh_at_s or wait:
+        # Where the exchange thread is at it, the row is refreshed at the next step.
+        if wait or (began_s >= self._refresh_at_s and not self._lock.locked()):
             self.publish()
             now_s = time.monotonic()
             self._refresh_at_s = now_s + max(REFRESH_S, (now_s - began_s) / REFRESH_SHARE)
@@ -118,7 +119,7 @@ class StagedWeights(Weights):
             copy_N = torch.empty_like(self._row_N).copy_(self.w_N)
             return copy_N.add_(self._pending_N) if self._clock_3[PENDING] else copy_N
 
-    def _add(self, others: list[tuple[Tensor, float]], own_N: Tensor) -> None:
+    def _add(self, others: list[tuple[Tensor, float]], own_N: Tensor | None) -> None:
         """Add to D, and let D go to the device."""
         self._uploaded.synchronize()
         super()._add(others, own_N)
@@ -138,7 +139,8 @@ class StagedWeights(Weights):
         if self._clock_3[PENDING]:
             for begin, end in self._blocks():
                 total += float(slot_N[begin:end].add_(self._pending_N[begin:end]).sum())
-        if not math.isfinite(total):
+        self.finite = math.isfinite(total)
+        if not self.finite:
             return None
         self._versions += 1
         self.buffers.versions_LS[self.learner, slot] = self._versions
