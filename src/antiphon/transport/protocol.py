@@ -221,9 +221,13 @@ class ExchangeProtocol:
             self._end(peer)
 
     def returned(self, peer: int) -> None:
-        """Take note that a new process is ``peer``: nothing that the old one said concerns it."""
+        """Take note that a new process is ``peer``: what is open was with the old one.
+
+        The numbers of both ends go on from where they were, so that what the old process said late stays refused.
+        """
         self.lost(peer)
-        self.peers.pop(peer, None)
+        known = self._peer(peer)
+        known.committed, known.silent_until = 0, 0.0
 
     def withdraw(self, peer: int) -> None:
         """Give up a held exchange whose pair of snapshots never became whole here, so that ACCEPT was never sent."""
