@@ -110,19 +110,26 @@ def test_a_synchronous_run_goes_on_after_the_rounds_counted(block: Block) -> Non
     assert checkpoint.tickets_done(block, first=12, waits=True) == 12 + 3 * 3
 
 
+def drawn(block: Block, tickets: int) -> None:
+    for index in range(tickets):
+        block.draws().draw(learner=0, index=index)
+    block.board_LC[0, Col.DRAWN] = tickets
+
+
 def test_an_asynchronous_run_goes_on_at_the_first_ticket_not_ended(block: Block) -> None:
+    drawn(block, 17)
     block.outstanding_LK[0, 0], block.outstanding_LK[2, 5] = 15 + 1, 13 + 1
     assert checkpoint.tickets_done(block, first=0, waits=False) == 13
 
 
-def test_with_nothing_in_hand_it_goes_on_after_all_that_was_counted(block: Block) -> None:
-    block.board_LC[:, Col.STEPS] = [2, 1, 1]
+def test_with_nothing_in_hand_it_goes_on_after_all_that_was_drawn(block: Block) -> None:
+    drawn(block, 4)
     assert checkpoint.tickets_done(block, first=6, waits=False) == 10
 
 
 def test_a_ticket_taken_over_from_a_dead_learner_counts_once(block: Block) -> None:
     block.outstanding_LK[1, 0] = 5 + 1
-    block.board_LC[:, Col.STEPS] = 3
+    drawn(block, 9)
     assert checkpoint.tickets_done(block, 0, waits=False) == 5
     assert block.claim_again(5, dead=1)
     assert checkpoint.tickets_done(block, 0, waits=False) == 9

@@ -104,11 +104,11 @@ def test_tickets_of_several_processes_are_unique_and_complete(make_block):
     """Four processes take numbers as fast as they can, through the file that the block's folder names."""
     block = make_block(4)
     pipes = []
-    for _ in range(4):
+    for learner in range(4):
         reading, writing = os.pipe()
         if os.fork() == 0:
-            next_number = block.ticket_counter()
-            os.write(writing, b"".join(next_number().to_bytes(4) for _ in range(400)))
+            draws = block.draws()
+            os.write(writing, b"".join(draws.draw(learner, k).to_bytes(4) for k in range(400)))
             os._exit(0)
         os.close(writing)
         pipes.append(os.fdopen(reading, "rb"))
@@ -119,6 +119,7 @@ def test_tickets_of_several_processes_are_unique_and_complete(make_block):
     numbers = [[int.from_bytes(s[k : k + 4]) for k in range(0, len(s), 4)] for s in streams]
     assert sorted(number for row in numbers for number in row) == list(range(1600))
     assert all(row == sorted(row) for row in numbers)
+    assert block.draws().latest() == {learner: (row[-1], 399) for learner, row in enumerate(numbers)}
 
 
 def test_tickets_of_several_threads_are_unique_and_complete(make_block):
@@ -162,11 +163,29 @@ def test_more_tickets_ahead_than_the_board_holds_are_refused(make_block):
     work = Tickets(make_block(1), 0)
     for _ in range(OUTSTANDING):
         work.take()
-    with pytest.raises(ArgumentError, match=f"more than {OUTSTANDING} batches taken ahead"):
+    with pytest.raises(ArgumentError, match=f"more than {OUTSTANDING} batches taken and not ended"):
         work.take()
 
 
 # --- the dead
+
+
+@pytest.mark.parametrize("bound", [2, 9])
+def test_a_ticket_drawn_and_not_yet_shown_is_not_lost(make_block, bound):
+    """It dies between the draw and the showing of it: the counter remembers who has drawn it."""
+    block = make_block(2)
+    works = [Tickets(block, learner) for learner in range(2)]
+    assert works[1].take(bound) == 0
+    works[1].end_oldest()
+    block.draws().draw(learner=1, index=1)
+    assert tickets_done(block, 0, waits=False) == 1
+    assert works[0].pool.state().tickets == [1]
+    die(block, 1)
+    assert works[0].rest(bound) == 1
+    assert works[0].again == {1}
+    works[0].end_oldest()
+    assert works[0].take(bound) == (None if bound == 2 else 2)
+    assert tickets_done(block, 0, waits=False) == 2
 
 
 def test_tickets_of_the_dead_are_given_out_exactly_once(make_block):
@@ -188,7 +207,7 @@ def test_tickets_of_the_dead_come_before_new_ones(make_block, monkeypatch):
     works = [Tickets(block, learner) for learner in range(2)]
     assert works[1].take(10) == 0
     die(block, 1)
-    works[0]._look_at_s = 0.0
+    works[0].pool._look_at_s = 0.0
     assert works[0].take(10) == 0
     assert works[0].take(10) == 1
 
@@ -211,6 +230,7 @@ def test_a_ticket_kept_for_the_next_epoch_is_left_to_others_in_that_epoch(make_b
     works = [Tickets(block, learner) for learner in range(2)]
     assert [works[1].take(1), works[1].take(1)] == [0, None]
     works[1].end_oldest()
+    works[1].pool.spare.add(works[1].pool._draw(works[1].pool.sources[0]))
     die(block, 1)
     assert works[0].rest(1) is None
     assert works[0].rest(2) == 1
@@ -221,7 +241,7 @@ def test_rest_does_not_wait_for_tickets_beyond_the_end(make_block):
     works = [Tickets(block, learner) for learner in range(2)]
     assert [works[1].take(1), works[1].take(1)] == [0, None]
     works[1].end_oldest()
-    assert held(block, 1) == [1]
+    works[1].pool.spare.add(works[1].pool.row.show(1))
     assert works[0].rest(1) is None
 
 
@@ -330,7 +350,7 @@ def test_a_resumed_run_begins_with_the_first_unfinished_ticket(make_block):
     works[1].end_oldest()
     die(block, 2)
     assert tickets_done(block, 0, waits=False) == 2
-    works[1]._look_at_s = 0.0
+    works[1].pool._look_at_s = 0.0
     assert works[1].take(9) == 2
     assert tickets_done(block, 0, waits=False) == 2
     works[1].end_oldest()

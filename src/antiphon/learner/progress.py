@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antiphon.errors import ArgumentError
-from antiphon.transport.block import OUTSTANDING, Block, Col, Gauge, Status
+from antiphon.learner.pool import ENDLESS, Pool, Row
+from antiphon.learner.sharing import Sharing
+from antiphon.transport.block import Block, Col, Gauge, Status
 
 
 @dataclass(frozen=True)
@@ -78,38 +80,22 @@ class Work(ABC):
         self.block, self.learner = block, learner
         self.again: set[int] = set()
         """Tickets that were taken over from learners that died."""
-        self._held: deque[int] = deque()
 
     @abstractmethod
     def take(self, total: int | None = None) -> int | None:
         """Return the next ticket below ``total``, or None where there is none left for this learner."""
 
     def rest(self, total: int) -> int | None:
-        """Return a ticket below ``total`` that a learner which died left, or None once none can come back any more."""
+        """Return a ticket below ``total`` that others left, or None once none can come back any more."""
         return None
 
     def position(self, ticket: int) -> int:
         """Return where a ticket lies in the work, for whatever follows global progress."""
         return ticket
 
+    @abstractmethod
     def end_oldest(self) -> None:
         """Mark the ticket that was taken first as ended: its step has been added."""
-        if self._held:
-            outstanding_K = self.block.outstanding_LK[self.learner]
-            outstanding_K[outstanding_K == self._held.popleft() + 1] = 0
-
-    def _show(self, ticket: int) -> int:
-        """Show a ticket on the board, from where others take it should this learner die."""
-        outstanding_K = self.block.outstanding_LK[self.learner]
-        free = np.flatnonzero(outstanding_K == 0)
-        if not len(free):
-            raise ArgumentError(f"more than {OUTSTANDING} batches taken ahead: let the loader prefetch fewer")
-        outstanding_K[free[0]] = ticket + 1
-        return ticket
-
-    def _hold(self, ticket: int) -> int:
-        self._held.append(ticket)
-        return ticket
 
 
 class Rounds(Work):
@@ -118,83 +104,127 @@ class Rounds(Work):
     def __init__(self, block: Block, learner: int, first: int = 0) -> None:
         super().__init__(block, learner)
         self._next = first + learner
+        self._row, self._held = Row(block, learner), deque[int]()
 
     def take(self, total: int | None = None) -> int | None:
         """Return the next ticket of this learner."""
         if total is not None and self._next >= total:
             return None
         ticket, self._next = self._next, self._next + self.block.learners
-        return self._hold(self._show(ticket))
+        self._held.append(self._row.show(ticket))
+        return ticket
 
     def position(self, ticket: int) -> int:
         """Return the first ticket of the round: the same for all learners."""
         return ticket - self.learner
 
+    def end_oldest(self) -> None:
+        """Show the ticket that was taken first no more."""
+        if self._held:
+            self._row.end(self._held.popleft())
+
 
 class Tickets(Work):
-    """Asynchronous work: the next number of a counter that all learners share, or what a dead learner left."""
+    """Asynchronous work: what a host has to do goes to whoever of its learners is free, and to others that run short.
 
-    def __init__(self, block: Block, learner: int, first: int = 0) -> None:
+    Args:
+        block: the host's shared memory.
+        learner: this learner's number.
+        first: the first ticket of the run's session.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, block: Block, learner: int, first: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(block, learner)
-        self._number, self._first = block.ticket_counter(), first
-        self._ahead: int | None = None
-        """A ticket that lies beyond what was asked for: on the board, and kept for the next time."""
-        self._patience = Patience(block)
-        self._look_at_s = 0.0
+        self.pool = Pool(block, learner, first, clock)
+        self.again = self.pool.again
+        self.sharing: Sharing | None = None
+        self._patience = Patience(block, clock=clock)
+        self._held: deque[tuple[int, int | None]] = deque()
+        """What was taken and not yet ended, and which learner on another host granted it."""
+
+    def share(self, send: Callable[[int, bytes], None]) -> Sharing:
+        """Begin to share work with other hosts; ``send`` takes (peer, note) and may lose it."""
+        self.sharing = Sharing(self.pool, send)
+        return self.sharing
 
     def take(self, total: int | None = None) -> int | None:
-        """Return what a dead learner left, or else the next ticket."""
-        if time.monotonic() > self._look_at_s:
-            self._look_at_s = time.monotonic() + 0.2
-            if (left := self._left_by_dead(total)) is not None:
-                return self._hold(left)
-        if self._ahead is None:
-            self._ahead = self._show(self._first + self._number())
-        if total is not None and self._ahead >= total:
-            return None
-        ticket, self._ahead = self._ahead, None
-        return self._hold(ticket)
+        """Return the next ticket: one that another host has granted, that a dead learner left, or a new one."""
+        bound = ENDLESS if total is None else total
+        if self.pool.look(bound) and self.sharing:
+            self.sharing.adopt_dead()
+        return self._next(bound)
 
     def rest(self, total: int) -> int | None:
-        """Return a ticket that a dead learner left, waiting while a living one still holds any; None when all ended.
+        """Return a ticket that others left, waiting while one of them holds any; None once all have ended.
 
         A loader that takes batches ahead asks before this learner has ended its own. Learners that waited for each
         other's would wait in vain, so it is then told None; the last batches of one that dies late are lost.
         """
         while True:
             # In this order: one that dies in between is still counted as holding, and met at the next turn.
-            holding = any(self._holds(learner, total) for learner in range(self.block.learners))
-            if (left := self._left_by_dead(total)) is not None:
-                return self._hold(left)
+            holding = self.holding(total)
+            self.pool.look(total, now=True)
+            if self.sharing:
+                self.sharing.adopt_dead()
+            if (ticket := self._next(total)) is not None:
+                return ticket
             if not holding or self._held:
+                if self.sharing:
+                    self.sharing.leave()
                 return None
             time.sleep(0.005)
 
+    def end_oldest(self) -> None:
+        """Let nobody else have the ticket that was taken first."""
+        if not self._held:
+            return
+        ticket, granter = self._held.popleft()
+        if granter is None:
+            self.pool.end(ticket)
+        elif self.sharing:
+            self.sharing.end(ticket, granter)
+
+    def holding(self, total: int) -> bool:
+        """Say whether anybody else may still end, or leave, a ticket below ``total``."""
+        here = any(self._holds(learner, total) for learner in self.pool.here)
+        return here or bool(self.sharing and self._hosts_hold(self.sharing, total))
+
+    def _next(self, bound: int) -> int | None:
+        granted = None
+        if self.sharing:
+            self.sharing.bound = bound
+            granted = self.sharing.take(bound)
+        ticket, granter = granted or (self.pool.draw(bound), None)
+        if ticket is not None:
+            self._held.append((ticket, granter))
+        return ticket
+
     def _holds(self, learner: int, total: int) -> bool:
-        """Say whether a living learner may still end, or leave, a ticket below ``total``."""
+        """Say whether a living learner of this host may still end, or leave, a ticket below ``total``."""
+        if learner == self.learner:
+            return bool(self.sharing and self.sharing.grants(total))
         return (
-            learner != self.learner
-            and bool(len(self._below(learner, total)))
+            bool(self.pool.held(learner, total))
             and self.block.board_LC[learner, Col.STATE] == Status.JOINED
             and not self.block.dead(learner)
             and not self._patience.exhausted(learner)
         )
 
-    def _below(self, learner: int, total: int | None) -> NDArray[np.int64]:
-        tickets_K: NDArray[np.int64] = self.block.outstanding_LK[learner] - 1
-        tickets_K = tickets_K[tickets_K >= 0]
-        return tickets_K if total is None else tickets_K[tickets_K < total]
+    def _hosts_hold(self, sharing: Sharing, total: int) -> bool:
+        """Say whether another host may; the rest of one that has not moved for too long is taken over."""
+        sharing.take_back(self._hopeful)
+        hopeful = {h for h, numbers in self.pool.learners.items() if any(map(self._hopeful, numbers))}
+        pending = [host for host in self.pool.learners if host != self.pool.host and sharing.pending(host, total)]
+        for host in pending:
+            if host not in hopeful and self.pool.host == min(hopeful | {self.pool.host}):
+                sharing.adopt(host)
+        return bool(pending)
 
-    def _left_by_dead(self, total: int | None) -> int | None:
-        for learner in range(self.block.learners):
-            tickets_K = self._below(learner, total)
-            if learner == self.learner or not len(tickets_K) or not self.block.dead(learner):
-                continue
-            for ticket in tickets_K.tolist():
-                if self.block.claim_again(ticket, learner):
-                    self.again.add(ticket)
-                    return self._show(ticket)
-        return None
+    def _hopeful(self, learner: int) -> bool:
+        in_time = not self._patience.exhausted(learner)
+        present = self.block.board_LC[learner, Col.STATE] in (Status.JOINED, Status.DRAINED)
+        return learner == self.learner or (in_time and present and not self.block.dead(learner))
 
 
 class Patience:

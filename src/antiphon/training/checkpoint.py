@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from antiphon.errors import FolderError
+from antiphon.learner.pool import Pool
 from antiphon.transport.block import Block, Col
 
 FOLDER = "checkpoints"
@@ -85,8 +86,9 @@ def tickets_done(block: Block, first: int, waits: bool) -> int:
         first: the first ticket of this session.
         waits: whether learners go in rounds: what they have ended of a round in hand is then done again.
     """
-    steps_L = block.board_LC[:, Col.STEPS].copy()
     if waits:
-        return first + block.learners * int(steps_L.min())
-    unfinished = block.unfinished()
-    return unfinished[0] if unfinished else first + int(steps_L.sum())
+        return first + block.learners * int(block.board_LC[:, Col.STEPS].min())
+    pool = Pool(block, block.local[0], first)
+    # Each learner tells how far its own host has come.
+    others = (learners for host, learners in pool.learners.items() if host != pool.host)
+    return min([pool.floor(), *(max(first, int(block.board_LC[each, Col.FLOOR].max())) for each in others)])
