@@ -18,7 +18,9 @@ from torch import Tensor
 from antiphon.errors import DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
 from antiphon.transport.block import Col
+from antiphon.transport.exchange import ExchangeTransport
 from antiphon.transport.place import Place
+from antiphon.transport.shared import SharedCarrier, SharedRounds
 
 SCRIPT = Path(__file__).with_name("exchange.py")
 COEFFICIENT = 0.5
@@ -64,7 +66,9 @@ class End:
         self.weights.w_N.normal_(0.0, 0.1, generator=draw)
         # Memory that is written once before it is measured costs no page faults then.
         self.a_N, self.b_N, self.c_N = (self.weights.w_N.clone() for _ in range(3))
-        self.transport = place.transport(self.block, self.weights, deadline_s=LIMIT_S)
+        carrier = SharedCarrier(self.block, self.learner, [1 - self.learner], self.weights)
+        rounds = SharedRounds(self.block, self.learner, self.weights)
+        self.transport = ExchangeTransport(self.learner, self.weights, [carrier], rounds, deadline_s=LIMIT_S)
 
     def start(self) -> None:
         """Start the exchange thread: both ends are there."""

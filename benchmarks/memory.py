@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> Json:
     """Measure, print, and return the record."""
     for name, least in (("parameters", 1), ("learners", 2), ("seconds", 0.1)):
         common.at_least(f"--{name}", getattr(args, name), least)
-    strategies = args.strategies.split(",")
+    planned = scenarios(args.strategies.split(","))
     result = record("benchmarks/memory.py", threads_per_learner=1)
     parameters = _side(args.parameters) ** 2
     copy_bytes = parameters * FLOAT_BYTES * args.learners
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> Json:
     for repeat in range(args.repeats):
         plain = measure(PLAIN, parameters, args.learners, args.seconds)
         plain_samples.append(plain.total / copy_bytes)
-        for strategy, frozen in scenarios(strategies):
+        for strategy, frozen in planned:
             seconds = max(args.seconds, 2 * FREEZES * FREEZE_S) if frozen else args.seconds
             use = measure(strategy, parameters, args.learners, seconds, frozen)
             row = rows.setdefault((strategy, frozen), {"extra_copies": [], "shared_copies": []})

@@ -2,6 +2,8 @@
 
 Both train the default acoustic model in this process, on the same batches with the same dropout and one thread, in
 blocks of steps that take turns: plain, engine, plain, engine. They end with the same weights.
+Then the same for one of two learners that start an exchange each round, each a process that takes its turns when the
+other does: CPU time of its computing thread, and of its exchange thread beside it.
 
 example: python benchmarks/overhead.py --json
 """
@@ -11,12 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import common
 import torch
-from torch import Tensor, nn
+from one_of_two import POOL, WARMUP_STEPS, Loop, engine_loop, pair_samples, plain_loop
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from antiphon.config import TrainConfig
@@ -26,13 +28,8 @@ from antiphon.learner.progress import EpochOrder
 from antiphon.records import Json, record
 from antiphon.strategies import STRATEGIES
 
-POOL = 512
-WARMUP_STEPS = 5
 STEP_LIMIT_S = 10.0
 """No machine on which this is worth measuring takes as long for a step."""
-
-Loop = Iterator[None]
-"""Makes one step each time it is asked for the next element."""
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
@@ -65,26 +62,6 @@ class Seconds:
         self.cpu_s += time.process_time() - cpu_s
 
 
-def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[tuple[Tensor, Tensor]]) -> Loop:
-    """Train as one would without Antiphon."""
-    for features_BTF, targets_BT in loader:
-        optimizer.zero_grad()
-        common.loss_of(model, features_BTF, targets_BT).backward()
-        optimizer.step()
-        yield
-
-
-def engine_loop(learner: Learner, loader: DataLoader[tuple[Tensor, Tensor]]) -> Loop:
-    """Train through the engine: the same lines within ``learner.step()``."""
-    model, optimizer = learner.model, learner.optimizer
-    for features_BTF, targets_BT in loader:
-        with learner.step():
-            optimizer.zero_grad()
-            common.loss_of(model, features_BTF, targets_BT).backward()
-            optimizer.step()
-        yield
-
-
 def measure(plain: Loop, engine: Loop, repeats: int, blocks: int, steps: int) -> list[tuple[Seconds, Seconds]]:
     """Return what each repeat took, plain and engine: the sums of ``blocks`` blocks of ``steps`` steps of each."""
     deadline_s = time.monotonic() + STEP_LIMIT_S * 2 * (WARMUP_STEPS + repeats * blocks * steps)
@@ -113,6 +90,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=config.strategy,
         choices=sorted(STRATEGIES),
         help="of the one learner (default random-ring)",
+    )
+    asynchronous = sorted(name for name, strategy in STRATEGIES.items() if not strategy.waits)
+    parser.add_argument(
+        "--pair-strategy",
+        default=config.strategy,
+        choices=asynchronous,
+        help="of the two (default random-ring)",
     )
     parser.add_argument(
         "--batch", type=int, default=config.local_batch, metavar="B", help="samples of one step (default 16)"
@@ -150,7 +134,10 @@ def run(args: argparse.Namespace) -> Json:
         float((a - b).detach().abs().max())
         for a, b in zip(plain_model.parameters(), learner.model.parameters(), strict=True)
     )
+    of_two = pair_samples(args.pair_strategy, args.batch, args.repeats, args.blocks, args.steps)
     result |= fields(pairs, args.blocks * args.steps)
+    result |= {name: common.median(values) for name, values in of_two.items()}
+    result["samples"] |= of_two
     result |= {
         "strategy": args.strategy,
         "batch": args.batch,
@@ -183,6 +170,9 @@ def show(result: Json, as_json: bool) -> None:
         ["one learner, ms a step", f"{result['engine_step_s'] * 1e3:.2f}"],
         ["ratio", f"{result['ratio']:.4f}  ({low:.4f} to {high:.4f})"],
         ["ratio of CPU time", f"{result['cpu_ratio']:.4f}"],
+        ["one of two, ratio of CPU time of the computing thread", f"{result['pair_cpu_ratio']:.4f}"],
+        ["its exchange thread's CPU time beside it", f"{result['pair_exchange_cpu_ratio']:.4f}"],
+        ["exchanges a step, started and accepted", f"{result['pair_exchanges_per_step']:.2f}"],
         ["largest difference of weights", f"{result['largest_weight_difference']:g}"],
         ["load at start", f"{result['environment']['load_at_start']}"],
     ]

@@ -68,7 +68,9 @@ def test_overhead_gives_its_fields_and_the_weights_of_the_plain_loop(
     assert result["schema"] == 1 and result["command"] == "benchmarks/overhead.py"
     assert result["environment"]["threads_per_learner"] == 1
     samples = result["samples"]
-    assert set(samples) == {"ratio", "cpu_ratio", "plain_step_s", "engine_step_s"}
+    pair = {"pair_cpu_ratio", "pair_exchange_cpu_ratio", "pair_wall_ratio", "pair_exchanges_per_step"}
+    assert set(samples) == {"ratio", "cpu_ratio", "plain_step_s", "engine_step_s"} | pair
+    assert result["pair_exchanges_per_step"] > 0 and result["pair_exchange_cpu_ratio"] > 0
     assert result["ratio"] == samples["ratio"][0] == pytest.approx(result["engine_step_s"] / result["plain_step_s"])
     assert result["parameters"] > 500_000
     assert result["largest_weight_difference"] == 0.0
