@@ -293,6 +293,7 @@ class Learner:
         self._over = "this learner has finished: consensus() and close() end its part in the run"
         states_L = self.block.board_LC[:, Col.STATE]
         self.transport.drain(deadline_s=10.0)
+        self.weights.retire()
         states_L[self.number] = Status.DRAINED
         patience = Patience(self.block)
         with contextlib.suppress(DeadlineError):

@@ -54,6 +54,7 @@ class StagedWeights(Weights):
         """Held while something is asked of the device that has to keep its place; never while anybody waits for it."""
         self._whole = self._copied = self._uploaded = self._folded = self._lane.here()
         self._refresh_at_s = time.monotonic()
+        self._retired = False
         on_gpu = device.type == "cuda"
         self._sum_1 = torch.zeros(1, pin_memory=on_gpu)
         own = (self._row_N, self._pending_N, buffers.slots_LSN[learner, :SLOTS])
@@ -80,11 +81,13 @@ class StagedWeights(Weights):
     def publish(self) -> None:
         """Copy w + D into the row, where others see it."""
         with self._lock:
-            self._row_clock_3[GENERATION] += 1
-            self._row_N.copy_(self.w_N)
-            if self._clock_3[PENDING]:
-                self._row_N.add_(self._pending_N)
-            self._row_clock_3[GENERATION] += 1
+            self._refresh()
+
+    def retire(self) -> None:
+        """No step comes any more: let the row follow each exchange from here on."""
+        with self._lock:
+            self._retired = True
+            self._refresh()
 
     def close(self) -> None:
         """Wait for what the device is at, and let pinned memory go."""
@@ -96,6 +99,13 @@ class StagedWeights(Weights):
         with self._asking:
             self._whole = self._lane.here()
             super()._stand_still()
+
+    def _refresh(self) -> None:
+        self._row_clock_3[GENERATION] += 1
+        self._row_N.copy_(self.w_N)
+        if self._clock_3[PENDING]:
+            self._row_N.add_(self._pending_N)
+        self._row_clock_3[GENERATION] += 1
 
     def _add_pending(self) -> None:
         self._uploaded.hold()
@@ -124,6 +134,8 @@ class StagedWeights(Weights):
         self._uploaded.synchronize()
         super()._add(others, own_N)
         self._uploaded = self._lane.run(self._upload, after=self._folded)
+        if self._retired:
+            self._refresh()
 
     def _ask_for_copy(self, slot: int) -> bool:
         with self._asking:

@@ -72,6 +72,9 @@ class Weights:
     def publish(self) -> None:
         """Let others see the weights as they are now: here, they see w itself."""
 
+    def retire(self) -> None:
+        """Let others see what exchanges still add, though no step comes any more: here, they see D as ever."""
+
     def close(self) -> None:
         """Nothing is held."""
 
