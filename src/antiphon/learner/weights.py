@@ -43,6 +43,8 @@ class Weights:
         self._pending_N = buffers.pending_LN[learner]
         self._clock_3 = buffers.clock_L3[learner]
         self._pins = [False] * buffers.slots_LSN.shape[1]
+        self.finite = True
+        """Whether the weights were finite when they were last copied; `replace` makes them so again."""
         self._versions = 0
         self._lock = threading.Lock()
         self._block_B = torch.empty(min(BLOCK, self.w_N.numel()))
@@ -68,6 +70,23 @@ class Weights:
         """Fold what exchanges added, for certain, without a step."""
         self.begin_step()
         self.end_step(wait=True)
+
+    def replace(self, vector_N: Tensor) -> None:
+        """Let the weights be ``vector_N``, whatever they were, and whatever waited to be added to them.
+
+        What a process that was killed amid a change has left of the row is whole again too.
+        """
+        with self._lock:
+            if self._clock_3[GENERATION] % 2:
+                self._stand_still()
+            self._clock_3[PENDING_GENERATION] += self._clock_3[PENDING_GENERATION] % 2
+            self.begin_step()
+            self.w_N.copy_(vector_N)
+            self._clock_3[PENDING] = 0
+            self.folded = self.additions
+            self.finite = True
+            self._stand_still()
+        self.publish()
 
     def publish(self) -> None:
         """Let others see the weights as they are now: here, they see w itself."""
@@ -111,7 +130,9 @@ class Weights:
             if generation % 2 == 0:
                 with self._lock:
                     finite = self._copy_into(slot)
-                if int(self._clock_3[GENERATION]) == generation:
+                    whole = int(self._clock_3[GENERATION]) == generation
+                    self.finite = finite or not whole
+                if whole:
                     if not finite:
                         return None
                     self._versions += 1
@@ -145,16 +166,25 @@ class Weights:
         with self._lock:
             self._add(others, own_N)
 
-    def _add(self, others: list[tuple[Tensor, float]], own_N: Tensor) -> None:
+    def add(self, difference_N: Tensor, coefficient: float) -> None:
+        """Add c d to D, where d = s_other - s_own is known already."""
+        with self._lock:
+            self._add([(difference_N, coefficient)], None)
+
+    def _add(self, others: list[tuple[Tensor, float]], own_N: Tensor | None) -> None:
         self._clock_3[PENDING_GENERATION] += 1
         empty = not self._clock_3[PENDING]
         for begin, end in self._blocks():
-            own_B, pending_B, block_B = own_N[begin:end], self._pending_N[begin:end], self._block_B[: end - begin]
+            pending_B, block_B = self._pending_N[begin:end], self._block_B[: end - begin]
             for place, (other_N, coefficient) in enumerate(others):
-                if empty and place == 0:
-                    torch.sub(other_N[begin:end], own_B, out=pending_B).mul_(coefficient)
+                first, difference_B = empty and place == 0, other_N[begin:end]
+                if own_N is not None:
+                    out_B = pending_B if first else block_B
+                    difference_B = torch.sub(difference_B, own_N[begin:end], out=out_B)
+                if first:
+                    torch.mul(difference_B, coefficient, out=pending_B)
                 else:
-                    pending_B.add_(torch.sub(other_N[begin:end], own_B, out=block_B), alpha=coefficient)
+                    pending_B.add_(difference_B, alpha=coefficient)
         self._clock_3[PENDING] = 1
         self._clock_3[PENDING_GENERATION] += 1
         self.additions += 1

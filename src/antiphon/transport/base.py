@@ -80,8 +80,8 @@ class Mail(Interface):
     def lost(self, peer: int) -> None:
         """A peer's process is gone for good."""
 
-    def returned(self, peer: int) -> None:
-        """A new process is that peer."""
+    def returned(self, peer: int, anew: bool = True) -> None:
+        """A new process is that peer; or, if not ``anew``, the old one after all, which was taken for gone."""
 
     def withdraw(self, peer: int) -> None:
         """The snapshots of the exchange that is held for the peer will never be whole; ACCEPT was not sent."""
@@ -93,8 +93,8 @@ class Mail(Interface):
 class Poll(Interface):
     """The exchange thread's wait, to which carriers add their descriptors."""
 
-    def add(self, fd: int, ready: Callable[[], None], writable: bool = False) -> None:
-        """Call ``ready()`` whenever the descriptor can be read (or, if asked, written); adding again changes that."""
+    def add(self, fd: int, ready: Callable[[], None], writable: bool = False, readable: bool = True) -> None:
+        """Call ``ready()`` whenever the descriptor can be read, or written, as asked; adding again changes that."""
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor."""
@@ -126,6 +126,9 @@ class Carrier(ABC):
     def apply(self, peer: int, theirs: Handle, own: Handle, coefficient: float) -> None:
         """Add c (s_peer - s_own) to the weights."""
 
+    def released(self, own: Handle) -> None:  # noqa: B027 - most have nothing to do
+        """A slot of one's own is free again: nothing may be read from it or written to it any more."""
+
     def tick(self, now: float) -> None:  # noqa: B027 - most have nothing to do
         """Act on what the time asks for; called at least twice a second."""
 
@@ -138,8 +141,13 @@ class CarriedSnapshots(Snapshots):
     """What the protocol sees: one's own slots are the weights' business, a pair of snapshots is its carrier's."""
 
     def __init__(self, own: Snapshots, carriers: Iterable[Carrier]) -> None:
-        self.own = own
-        self.carrier = {peer: carrier for carrier in carriers for peer in carrier.peers}
+        self.own, self.carriers = own, tuple(carriers)
+        self.carrier = {peer: carrier for carrier in self.carriers for peer in carrier.peers}
+
+    @property
+    def finite(self) -> bool:  # type: ignore[override]
+        """Whether the weights were finite when they were last copied."""
+        return self.own.finite
 
     def take(self) -> Handle | None:
         """Copy the weights into a free slot."""
@@ -147,6 +155,8 @@ class CarriedSnapshots(Snapshots):
 
     def release(self, handle: Handle) -> None:
         """Free a slot of one's own."""
+        for carrier in self.carriers:
+            carrier.released(handle)
         self.own.release(handle)
 
     def usable(self, peer: int, handle: Handle) -> bool:

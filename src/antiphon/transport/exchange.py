@@ -29,10 +29,10 @@ class Loop:
         self._poll = select.poll()
         self._ready: dict[int, Callable[[], None]] = {}
 
-    def add(self, fd: int, ready: Callable[[], None], writable: bool = False) -> None:
-        """Call ``ready()`` whenever the descriptor can be read (or, if asked, written); adding again changes that."""
+    def add(self, fd: int, ready: Callable[[], None], writable: bool = False, readable: bool = True) -> None:
+        """Call ``ready()`` whenever the descriptor can be read, or written, as asked; adding again changes that."""
         self._ready[fd] = ready
-        self._poll.register(fd, select.POLLIN | (select.POLLOUT if writable else 0))
+        self._poll.register(fd, readable * select.POLLIN | writable * select.POLLOUT)
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor."""
@@ -254,9 +254,10 @@ class ExchangeTransport(Transport):
         self.gone.add(peer)
         self.protocol.lost(peer)
 
-    def returned(self, peer: int) -> None:
-        """Go on with a peer that is a new process."""
-        self.protocol.returned(peer)
+    def returned(self, peer: int, anew: bool = True) -> None:
+        """Go on with a peer that is a new process, or that was taken for gone."""
+        if anew:
+            self.protocol.returned(peer)
         self.gone.discard(peer)
 
     def withdraw(self, peer: int) -> None:
