@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
+from antiphon.transport.assembly import assemble
 from antiphon.transport.block import Block, Col, Head, Link, Status, process_runs, wait_for
 from antiphon.transport.place import Place
 from antiphon.transport.protocol import Handle, Kind, Message
@@ -219,7 +220,7 @@ def test_senders_and_kinds_that_there_are_not():
 
 
 def end_of(block, learner, weights, timeout_s=300.0):
-    end = Place(learner, block.learners, block.folder, creates=False).transport(block, weights, timeout_s=timeout_s)
+    end = assemble(Place(learner, block.learners, block.folder, creates=False), block, weights, timeout_s=timeout_s)
     end.weights, end.block = weights, block
     return end
 

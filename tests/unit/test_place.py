@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.errors import ArgumentError
 from antiphon.transport.block import Block
-from antiphon.transport.place import LEARNER, LEARNERS, RUN, Place, torchrun_folder
+from antiphon.transport.place import HOST, HOSTS, LEARNER, LEARNERS, RUN, Place, node_names, torchrun_folder
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "29500"}
 
@@ -58,6 +58,65 @@ def test_jobs_and_restarts_have_folders_of_their_own():
     assert torchrun_folder({"TORCHELASTIC_RUN_ID": "../../x/y"}).name == f"antiphon-{os.getuid()}-______x_y-0-0"
 
 
+def test_torchrun_on_several_hosts():
+    places = [
+        Place.find({"RANK": str(2 * group + rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                    "GROUP_RANK": str(group), "GROUP_WORLD_SIZE": "2", "MASTER_PORT": "29500"})
+        for group in range(2) for rank in range(2)
+    ]  # fmt: skip
+    assert [(place.learner, place.host, place.local_rank, place.creates) for place in places] == [
+        (0, 0, 0, True),
+        (1, 0, 1, False),
+        (2, 1, 0, True),
+        (3, 1, 1, False),
+    ]
+    assert all((place.learners, place.hosts) == (4, 2) for place in places)
+    assert [places[0].folder, places[2].folder] == [places[1].folder, places[3].folder]
+    assert places[0].folder != places[2].folder, "hosts of one machine, or with a common /tmp"
+
+
+def test_a_learner_started_for_torchrun_knows_its_host():
+    place = Place(0, 4, Path("/run/x"), creates=False, host=1, hosts=2)
+    assert place.environment() == {RUN: "/run/x", LEARNER: "0", LEARNERS: "4", HOST: "1", HOSTS: "2"}
+    assert Place.find({**place.environment(), **TORCHRUN}) == place
+
+
+STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_STEP_NODELIST": "n[1-2]"}
+
+
+def test_srun_on_several_hosts_and_on_one():
+    tasks = [("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1")]
+    environments = [dict(zip(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), task, strict=True)) for task in tasks]
+    places = [Place.find({**STEP, **each}) for each in environments]
+    assert [(place.learner, place.host, place.local_rank, place.creates) for place in places] == [
+        (0, 0, 0, True),
+        (1, 0, 1, False),
+        (2, 1, 0, True),
+    ]
+    assert all((place.learners, place.hosts) == (3, 2) for place in places)
+    near = [Place.find({**STEP, **each, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}) for each in environments]
+    assert {place.hosts for place in near} == {1} and len({place.folder for place in near}) == 1
+
+
+def test_a_batch_script_and_a_single_task_are_no_learners_of_many():
+    assert Place.find({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}) == Place()
+    assert Place.find({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == Place()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("a", ["a"]),
+        ("a,b-1", ["a", "b-1"]),
+        ("n[9-10]", ["n9", "n10"]),
+        ("n[01,03]x,m", ["n01x", "n03x", "m"]),
+    ],
+)
+def test_lists_of_slurms_nodes(text, names):
+    assert node_names(text) == names
+
+
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
@@ -65,8 +124,10 @@ def test_jobs_and_restarts_have_folders_of_their_own():
         ({RUN: "/x", LEARNER: "1"}, "ANTIPHON_LEARNERS must be a whole number, not None"),
         ({RUN: "/x", LEARNER: "4", LEARNERS: "4"}, "learner 4 of 4"),
         ({RUN: "/x", LEARNER: "-1", LEARNERS: "4"}, "learner -1 of 4"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "spans several hosts"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "GROUP_RANK must be a whole number, not None"),
         ({**TORCHRUN, "RANK": ""}, "RANK must be a whole number, not ''"),
+        ({**STEP, "SLURM_PROCID": "1"}, "SLURM_NODEID must be a whole number, not None"),
+        ({RUN: "/x", LEARNER: "1", LEARNERS: "4", HOST: "2", HOSTS: "2"}, "host 2 of 2"),
     ],
 )
 def test_contradictions_are_named(environment, text):

@@ -26,6 +26,7 @@ from antiphon.learner.updates import Updates
 from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
+from antiphon.transport.assembly import assemble
 from antiphon.transport.block import Col, Gauge, Head, Status, wait_for
 from antiphon.transport.place import Place
 
@@ -106,7 +107,7 @@ class Learner:
             atexit.register(self.block.remove)
         self.weights = self._join(kind.waits)
         deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
-        self.transport = place.transport(self.block, self.weights, deadline_s, timeout_s)
+        self.transport = assemble(place, self.block, self.weights, deadline_s=deadline_s, timeout_s=timeout_s)
         self._wait_for_all("be ready")
         if self.learners > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
