@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--strategies", default=",".join(DEFAULT), metavar="A,B", help=f"what to compare (default {','.join(DEFAULT)})"
     )
     parser.add_argument("--load", choices=(*LOADS, "both"), default="waiting", help="(default waiting)")
-    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each measurement (default 6)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="of each measurement (default 5)")
     parser.add_argument("--batch", type=int, default=16, metavar="B", help="samples over all learners (default 16)")
     parser.add_argument("--wait", type=float, default=0.2, metavar="S", help="of load waiting, seconds (default 0.2)")
     parser.add_argument("--peers", choices=(HIVEMIND,), help=f"compare with hivemind {hivemind_peer.VERSION} too")

@@ -29,7 +29,7 @@ TRACE = struct.Struct("<4d")
 """A step's end on the clock that all processes share; by then, the process's CPU seconds, bytes read, and exchanges."""
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Else the C library returns large gradients to the system in every step, and a step is mostly page faults."""
-WARMUP_STEPS = 2
+WARMUP_STEPS = 1
 LOOK_S = 0.1
 START_LIMIT_S = 180.0
 STEP_LIMIT_S = 5.0

@@ -16,7 +16,7 @@ from typing import BinaryIO, NoReturn
 import common
 import hivemind_peer
 import torch
-from straggling import DDP, HIVEMIND, TRACE, WARMUP_STEPS, Job
+from straggling import DDP, HIVEMIND, TRACE, Job
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +25,7 @@ from antiphon.transport.place import Place
 
 POOL = 16
 """Batches of a learner, which take turns."""
+UNSYNCHRONISED_STEPS = 2
 WIDE_INPUTS, WIDE_OUTPUTS = 1024, 9764
 """A layer of 10 million parameters."""
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -112,7 +113,7 @@ def work_ddp(task: Task) -> NoReturn:
     while True:
         optimizer.zero_grad()
         began_s = time.perf_counter()
-        if step < WARMUP_STEPS:
+        if step < UNSYNCHRONISED_STEPS:
             # By itself, to know how long a backward pass takes that waits for nobody.
             with parallel.no_sync():
                 loss = task.forward(parallel, step)

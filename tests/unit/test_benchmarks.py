@@ -108,7 +108,7 @@ def test_defaults_are_the_documented_ones(stragglers: ModuleType) -> None:
         "ddp",
     ]
     job = stragglers.job_of(args)
-    assert (job.learners, job.slow, args.load, args.seconds) == (4, {3: 10.0}, "waiting", 6.0)
+    assert (job.learners, job.slow, args.load, args.seconds) == (4, {3: 10.0}, "waiting", 5.0)
     assert job.factors == [1.0, 1.0, 1.0, 10.0]
 
 
