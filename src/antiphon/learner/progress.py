@@ -97,6 +97,9 @@ class Work(ABC):
     def end_oldest(self) -> None:
         """Mark the ticket that was taken first as ended: its step has been added."""
 
+    def over(self, stopping: bool) -> None:  # noqa: B027 - most have nobody to tell
+        """Tell whoever follows that an epoch has ended, the last one where the run is ``stopping``."""
+
 
 class Rounds(Work):
     """Synchronous work: in round k learner l has ticket k L + l."""
@@ -162,18 +165,23 @@ class Tickets(Work):
         other's would wait in vain, so it is then told None; the last batches of one that dies late are lost.
         """
         while True:
-            # In this order: one that dies in between is still counted as holding, and met at the next turn.
-            holding = self.holding(total)
-            self.pool.look(total, now=True)
-            if self.sharing:
-                self.sharing.adopt_dead()
-            if (ticket := self._next(total)) is not None:
+            ticket, over = self.seek(total)
+            if ticket is not None or over:
                 return ticket
-            if not holding or self._held:
-                if self.sharing:
-                    self.sharing.leave()
-                return None
             time.sleep(0.005)
+
+    def seek(self, total: int) -> tuple[int | None, bool]:
+        """Return a ticket that others left, where there is one now, and whether none can come back any more."""
+        # In this order: one that dies in between is still counted as holding, and met at the next turn.
+        holding = self.holding(total)
+        self.pool.look(total, now=True)
+        if self.sharing:
+            self.sharing.adopt_dead()
+        ticket = self._next(total)
+        over = ticket is None and (not holding or bool(self._held))
+        if over and self.sharing:
+            self.sharing.leave()
+        return ticket, over
 
     def end_oldest(self) -> None:
         """Let nobody else have the ticket that was taken first."""

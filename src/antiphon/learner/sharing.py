@@ -27,7 +27,7 @@ PERIOD_S, SOON_S = 0.1, 0.01
 """How often a note goes to each peer at least, and at most."""
 HORIZON_S = 0.4
 """So long before its host runs short a learner asks others, and so much work it asks for."""
-MOST_WANTED = 16
+MOST_AHEAD = 16
 HEARD_S = 1.0
 """A learner that was not heard for that long is not asked."""
 HEADER = 8
@@ -173,7 +173,7 @@ class Sharing:
         note = unpack(data)
         with self.pool.lock:
             peer = self.peers.get(number)
-            host = self.host[number]
+            host = self.host.get(number, -1)
             if peer is None or note is None or note.stamp <= peer.stamp or not self._sound(host, note.state):
                 return
             peer.stamp, peer.heard_s = note.stamp, self.pool.clock()
@@ -213,13 +213,17 @@ class Sharing:
     def _want(self, number: int, now: float) -> int:
         """Return how many tickets of a peer's this learner wants to have in hand, the one that it works on included."""
         pool, peer = self.pool, self.peers[number]
-        step_s = float(pool.block.gauges_LC[pool.learner, Gauge.STEP_S])
-        alive = sum(not pool.block.dead(other) for other in pool.here)
-        if self.left or pool.remaining(self.bound) * step_s / alive > HORIZON_S or number != self._victim(now):
+        here = [other for other in pool.here if other == pool.learner or not pool.block.dead(other)]
+        short = pool.remaining(self.bound) <= sum(map(self._ahead, here))
+        if self.left or not short or number != self._victim(now):
             return 0
         others = sum(len(other.reserve) for other in self.peers.values() if other is not peer)
-        wanted = min(MOST_WANTED, math.ceil(HORIZON_S / step_s) if step_s else 1)
-        return max(0, wanted - others) + len(peer.taken)
+        return max(0, self._ahead(pool.learner) - others) + len(peer.taken)
+
+    def _ahead(self, learner: int) -> int:
+        """Return how many tickets keep a learner of this host busy until others can have answered."""
+        step_s = float(self.pool.block.gauges_LC[learner, Gauge.STEP_S])
+        return min(MOST_AHEAD, math.ceil(HORIZON_S / step_s)) if step_s else 1
 
     def _victim(self, now: float) -> int | None:
         """Return whom to ask: on the host with the most left to draw, one that was heard lately."""
@@ -242,9 +246,9 @@ class Sharing:
         for ticket in peer.granted.intersection(note.back).difference(note.ended):
             self.pool.take_back(ticket, again=False)
         peer.granted.difference_update(note.ended, note.back)
-        # The less is left, the less is given at once.
-        most = math.ceil(self.pool.remaining(note.bound) / (2 * self.pool.block.learners))
-        for _ in range(min(most, min(note.want, MOST_WANTED + OUTSTANDING) - len(peer.granted))):
+        # The thief's part of what is left, as fast as it is and the learners here are.
+        part = note.want / (note.want + sum(map(self._ahead, self.pool.here)))
+        for _ in range(min(note.want - len(peer.granted), math.ceil(part * self.pool.remaining(note.bound)))):
             drawn = self.pool.draw(note.bound) if self.pool.row.free > OUTSTANDING // 2 else None
             if drawn is None:
                 break
