@@ -132,6 +132,10 @@ class Carrier(ABC):
     def tick(self, now: float) -> None:  # noqa: B027 - most have nothing to do
         """Act on what the time asks for; called at least twice a second."""
 
+    def next_due(self) -> float | None:
+        """Return when `tick` has something to do, where that is sooner."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of whatever is held; the exchange thread has ended."""

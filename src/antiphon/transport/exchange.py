@@ -213,8 +213,9 @@ class ExchangeTransport(Transport):
 
     def _wait_s(self) -> float:
         """Until the next deadline; a round in hand is looked at every 5 ms, for a full queue loses its messages."""
-        due = self.protocol.next_due()
         limit = 0.005 if isinstance(self.rounds, PolledRounds) and self.rounds.busy else LONGEST_WAIT_S
+        dues = [self.protocol.next_due(), *(carrier.next_due() for carrier in self.carriers)]
+        due = min((each for each in dues if each is not None), default=None)
         return limit if due is None else max(0.0, min(limit, due - time.monotonic()))
 
     def _turn(self, ready: Sequence[int]) -> None:
