@@ -83,19 +83,19 @@ class Forked:
 class ForkLaunch(Launch):
     """A `Launch` whose learners run ``body()`` in a fork of this process."""
 
-    def __init__(self, body: Callable[[], None], learners: int, logs: Path) -> None:
-        super().__init__(["forked"], learners, logs=logs)
+    def __init__(self, body: Callable[[], None], learners: int, logs: Path, ranks: int = 1) -> None:
+        super().__init__(["forked"], learners, logs=logs, ranks=ranks)
         logs.mkdir(exist_ok=True)
         self.body = body
 
-    def _start(self, number: int) -> Forked:  # type: ignore[override]
-        place = Place(number, self.learners, self.block.folder, creates=False)
+    def _start(self, number: int, rank: int = 0) -> Forked:  # type: ignore[override]
+        place = Place(number, self.learners, self.block.folder, creates=False, rank=rank, ranks=self.ranks)
 
         def body() -> None:
             os.environ.update(place.environment())
             self.body()
 
-        return Forked(body, self._log(number))
+        return Forked(body, self._log(number, rank))
 
     def log(self, number: int) -> str:
         return self._log(number).read_text()

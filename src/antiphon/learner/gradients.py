@@ -20,11 +20,11 @@ class GradientMean:
 
     Args:
         replica: the model and its one optimizer.
-        rounds: how the learners meet.
+        meetings: one after the other, whom the mean is taken over: a learner's ranks, the learners.
     """
 
-    def __init__(self, replica: Replica, rounds: Rounds) -> None:
-        self.replica, self.rounds = replica, rounds
+    def __init__(self, replica: Replica, *meetings: Rounds) -> None:
+        self.replica, self.meetings = replica, meetings
         self._local_N = torch.zeros(replica.layout.size, device=replica.device)
         on_cpu = replica.device.type == "cpu"
         self._mean_N = self._local_N if on_cpu else torch.empty(replica.layout.size, pin_memory=True)
@@ -37,10 +37,11 @@ class GradientMean:
             _copy(part, leaf.grad)
         for part, buffer in zip(layout.buffers_of(self._local_N), layout.buffers, strict=True):
             part.copy_(buffer)
-        self.rounds.start_average(round, self._local_N)
-        self.rounds.finish_average(round, self._mean_N)
-        if self._mean_N is not self._local_N:
-            self._local_N.copy_(self._mean_N)
+        for rounds in self.meetings:
+            rounds.start_average(round, self._local_N)
+            rounds.finish_average(round, self._mean_N)
+            if self._mean_N is not self._local_N:
+                self._local_N.copy_(self._mean_N)
         for leaf, mean in zip(leaves, parts, strict=True):
             if leaf.grad is None:
                 leaf.grad = mean.clone()

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
 from antiphon.learner.gradients import GradientMean
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
+from antiphon.learner.ranks import Followed, Leader, Led
 from antiphon.learner.replica import Replica
 from antiphon.learner.sampler import BatchSampler
 from antiphon.learner.staged import weights_on
@@ -27,10 +30,11 @@ from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
 from antiphon.transport.assembly import assemble
-from antiphon.transport.block import Col, Gauge, Head, Status, wait_for
+from antiphon.transport.block import Block, Col, Gauge, Head, Status, wait_for
 from antiphon.transport.place import Place
 
 SWITCH_S = 5e-4
+DAY_S = 24 * 3600.0
 ANSWER_S, COPY_S = 0.25, 25e-9
 """How long a peer's answer is waited for, and how much longer for each parameter that it has to copy first."""
 
@@ -91,14 +95,19 @@ class Learner:
         self.optimizer = optimizers[0]
         if buffers is None:
             warn_of_statistics(model)
-        place = Place.find()
+        self.place, waits = Place.find(), kind.waits
+        self._follows = self.place.rank > 0
+        place = self.place
+        if self._follows:
+            place, kind = place.within(), strategy_class("allreduce")
         self.number, self.learners = place.learner, place.learners
         self.strategy = kind(self.number, self.learners, seed)
         averages = self.learners > 1 and AverageGradients() in self.strategy.gradient(0, range(self.learners))
-        if averages and len(optimizers) > 1:
+        if (averages or place.ranks > 1) and len(optimizers) > 1:
+            who = strategy if averages else "a learner of several ranks"
             raise ArgumentError(
-                f"{strategy} averages all gradients before the optimizer's step, so it takes one optimizer, not"
-                f" {len(optimizers)}: use parameter groups of one, or another strategy"
+                f"{who} averages all gradients before the optimizer's step, so it takes one optimizer, not"
+                f" {len(optimizers)}: use parameter groups of one"
             )
         self.round = 0
         self.block = place.open()
@@ -113,10 +122,11 @@ class Learner:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         self.transport.start()
-        work = Rounds if kind.waits else Tickets
-        self.work: Work = work(self.block, self.number, first_ticket)
+        self._leader = Leader(place, self.weights.w_N, timeout_s) if place.ranks > 1 else None
+        self.work = self._work(waits, first_ticket)
         self._sampler: BatchSampler | None = None
-        gradients = GradientMean(self._replica, self.transport) if averages else None
+        meetings = [*([self._leader.rounds] if self._leader else []), *([self.transport] if averages else [])]
+        gradients = GradientMean(self._replica, *meetings) if meetings else None
         self._updates = Updates(self._replica, self.weights, gradients, self._gradient_known)
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
@@ -174,6 +184,12 @@ class Learner:
 
     # --- the work
 
+    def _work(self, waits: bool, first_ticket: int) -> Work:
+        if self._follows:
+            return Followed(self.block, self.number, self.timeout_s, self.place.learners if waits else 1)
+        work = (Rounds if waits else Tickets)(self.block, self.number, first_ticket)
+        return Led(work, self._leader) if self._leader else work
+
     def batch_sampler(self, dataset: Sized, batch: int, epochs: int | None = None) -> BatchSampler:
         """Return a batch sampler for a DataLoader over ``dataset``: this learner's share of each epoch.
 
@@ -188,10 +204,12 @@ class Learner:
         """
         if self._sampler is not None:
             raise ArgumentError("batch_sampler() was called already: make one, and iterate over it once an epoch")
-        if batch < self.learners:
-            raise ArgumentError(f"batch must be at least the number of learners ({self.learners}), not {batch}")
-        order = EpochOrder(len(dataset), batch // self.learners, self.learners, self.seed)
-        self._sampler = BatchSampler(self.work, order, epochs, self.stopping)
+        learners, ranks = self.place.learners, self.place.ranks
+        if batch < learners * ranks:
+            each = "learners" if ranks == 1 else "learners' ranks"
+            raise ArgumentError(f"batch must be at least the number of {each} ({learners * ranks}), not {batch}")
+        order = EpochOrder(len(dataset), batch // learners, learners, self.seed)
+        self._sampler = BatchSampler(self.work, order, epochs, self.stopping, self.place.rank, ranks)
         return self._sampler
 
     @property
@@ -226,6 +244,8 @@ class Learner:
         except BaseException:
             self._over = "a step of this learner has failed: make a new Learner, in a new run"
             self.block.board_LC[self.number, Col.STATE] = Status.FAILED
+            if self._leader:
+                self._leader.end(Status.FAILED)
             self._updates.give_up()
             raise
 
@@ -245,13 +265,14 @@ class Learner:
         """Do what comes before the gradient is applied."""
         self._slow_down()
         began_s = time.perf_counter()
+        if self._updates.gradients:
+            self._updates.gradients.take(self.round)
         for action in self.strategy.gradient(self.round, self.transport.present()):
             match action:
                 case FinishMix():
                     self.transport.finish_mix(self.round)
                 case AverageGradients():
-                    if self._updates.gradients:
-                        self._updates.gradients.take(self.round)
+                    pass  # taken above
                 case _:
                     raise AssertionError(f"{action} cannot be done before the step")
         self._waited_s = time.perf_counter() - began_s
@@ -263,6 +284,10 @@ class Learner:
         if self.weights.additions != self._additions:
             row_C[Col.MIXED], self._additions = self.round, self.weights.additions
         step_s = time.perf_counter() - self._began_s
+        if self._leader:
+            self._leader.stepped(self.round, self.weights.w_N, step_s)
+        elif isinstance(self.work, Followed):
+            self._updates.replace(self.work.weights(self.round))
         self.block.gauges_LC[self.number, Gauge.STEP_S] = step_s
         self.wait_s += self._waited_s
         self.compute_s += step_s - self._waited_s
@@ -293,17 +318,26 @@ class Learner:
             return
         self._over = "this learner has finished: consensus() and close() end its part in the run"
         states_L = self.block.board_LC[:, Col.STATE]
+        if isinstance(self.work, Followed):
+            self._updates.replace(self.work.weights(self.round, DAY_S))
+        else:
+            self._finish_with_others(states_L)
+        self._replica.unbind()
+        states_L[self.number] = Status.DONE
+        if self._leader:
+            self._leader.stepped(self.round, self.weights.w_N, 0.0)
+            self._leader.end()
+
+    def _finish_with_others(self, states_L: NDArray[np.int64]) -> None:
         self.transport.drain(deadline_s=10.0)
         self.weights.retire()
         states_L[self.number] = Status.DRAINED
         patience = Patience(self.block)
         with contextlib.suppress(DeadlineError):
-            wait_for(lambda: not waiting_for(self.block, self.number, patience), 24 * 3600.0, "the other learners")
+            wait_for(lambda: not waiting_for(self.block, self.number, patience), DAY_S, "the other learners")
         if not self.transport.drain(deadline_s=2.0):
             self.transport.close()
         self._updates.settle()
-        self._replica.unbind()
-        states_L[self.number] = Status.DONE
 
     def consensus(self, batches: Iterable[Any] | None = None) -> dict[str, Tensor]:
         """Return a plain state_dict: the mean of all present learners' weights.
@@ -314,21 +348,35 @@ class Learner:
             batches: inputs of the training data, to recompute the statistics of BatchNorm on (buffers="recompute");
                 without them buffers are this learner's own, or averaged.
         """
-        assert self.block.buffers is not None
         if self._sampler and self._sampler.ended:
             self.finish()
         if not self._over:
             self.weights.publish()
-        present = [learner for learner in range(self.learners) if not self.block.dead(learner)]
-        mean_N, _ = self.block.buffers.consensus(present)
+        block = self._block_of_the_run()
+        assert block.buffers is not None
+        present = [learner for learner in range(block.learners) if not block.dead(learner)]
+        mean_N, _ = block.buffers.consensus(present)
         state = self._replica.layout.state_dict(self.model, mean_N)
         return state if batches is None else recomputed(self.model, state, batches)
+
+    def _block_of_the_run(self) -> Block:
+        """Return the learners' memory; a rank that follows waits until its learner has ended, if it has itself."""
+        if not self._follows:
+            return self.block
+        assert self.place.folder is not None
+        block = Block.attach(self.place.folder, self.place.learners, self.timeout_s)
+        block.allocate(self._replica.layout.size)
+        state_C = block.board_LC[self.place.learner]
+        if self._over:
+            wait_for(lambda: bool(state_C[Col.STATE] >= Status.DONE), self.timeout_s, "the learner's rank 0 to end")
+        return block
 
     @property
     def metrics(self) -> dict[str, Any]:
         """What this learner has done so far; fields of the ``learner`` event in docs/formats.md."""
         return {
             "learner": self.number,
+            "ranks": self.place.ranks,
             "steps": self.round,
             "samples": int(self.block.board_LC[self.number, Col.SAMPLES]),
             "compute_s": self.compute_s,
@@ -353,6 +401,8 @@ class Learner:
         if not self._over:
             self.transport.drain(deadline_s=1.0)
         self.transport.close()
+        if self._leader:
+            self._leader.end()
         self._replica.unbind()
         self.weights.close()
         if self._owns_block:

@@ -12,8 +12,17 @@ from antiphon.learner.progress import EpochOrder, Work
 class BatchSampler:
     """Yields this learner's batches of one epoch each time it is iterated; made by `Learner.batch_sampler`."""
 
-    def __init__(self, work: Work, order: EpochOrder, epochs: int | None, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        order: EpochOrder,
+        epochs: int | None,
+        stopping: Callable[[], bool],
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.work, self.order, self.epochs, self._stopping = work, order, epochs, stopping
+        self._rank, self._ranks = rank, ranks
         self.epoch = 0
         """How many times it was iterated, the one in hand included."""
         self.ended = False
@@ -32,8 +41,11 @@ class BatchSampler:
             if ticket is None:
                 break
             self._taken.append(ticket)
-            yield self.order.batch(ticket)
+            batch = self.order.batch(ticket)
+            # Of a batch that is too small for all ranks, some take the same sample.
+            yield batch[self._rank :: self._ranks] or batch[:1]
         self.ended = last or self._stopping()
+        self.work.over(self._stopping())
 
     def __len__(self) -> int:
         """Return the batches of one epoch that fall to this learner when all are equally fast."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError
@@ -76,6 +77,13 @@ class Updates:
         """Fold what exchanges added, without a step."""
         self.weights.begin_step()
         self._land(fold=True, wait=wait)
+
+    def replace(self, w_N: Tensor) -> None:
+        """Go on with other weights [N]."""
+        self.weights.begin_step()
+        self.weights.w_N.copy_(w_N)
+        self.weights.end_step(fold=False)
+        self.replica.scatter()
 
     def give_up(self) -> None:
         """Leave the optimizers whole after a step that has failed."""

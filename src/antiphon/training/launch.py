@@ -70,6 +70,7 @@ class Launch:
         logs: a folder for one ``learner-N.log`` each, or None to let them write to this terminal.
         numbers: which of the learners to start here; all by default.
         place: where a torchrun job meets; a private folder by default.
+        ranks: processes of each learner (a super-learner), K.
         grace_s: how long learners get to end by themselves before they are killed.
     """
 
@@ -82,15 +83,19 @@ class Launch:
         logs: Path | None = None,
         numbers: Sequence[int] | None = None,
         place: Place | None = None,
+        ranks: int = 1,
         grace_s: float = 20.0,
     ) -> None:
         self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
+        self.ranks = ranks
         self.block = (place or Place(0, learners)).open()
         self.watched = Watched(self.block)
         self._patience = Patience(self.block)
         self._environment = {**os.environ, **(environment or {})}
         self._numbers = range(learners) if numbers is None else numbers
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """Each learner's, or its rank 0's: a learner fails with any of its ranks."""
+        self._followers: list[subprocess.Popen[bytes]] = []
         self._files: list[IO[bytes]] = []
 
     def __enter__(self) -> Launch:
@@ -98,6 +103,7 @@ class Launch:
         try:
             for number in self._numbers:
                 self._processes[number] = self._start(number)
+                self._followers += [self._start(number, rank) for rank in range(1, self.ranks)]
         except BaseException:
             self.__exit__()
             raise
@@ -105,11 +111,12 @@ class Launch:
 
     def __exit__(self, *_: object) -> None:
         """End what still runs, and remove what the run leaves in the system."""
-        for process in self._processes.values():
+        processes = [*self._processes.values(), *self._followers]
+        for process in processes:
             if process.poll() is None:
                 process.terminate()
         end = time.monotonic() + self.grace_s / 4
-        for process in self._processes.values():
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, end - time.monotonic()))
             if process.poll() is None:
@@ -165,12 +172,12 @@ class Launch:
         """The learners' process numbers, those started here."""
         return [process.pid for process in self._processes.values()]
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        place = Place(number, self.learners, self.block.folder, creates=False)
+    def _start(self, number: int, rank: int = 0) -> subprocess.Popen[bytes]:
+        place = Place(number, self.learners, self.block.folder, creates=False, rank=rank, ranks=self.ranks)
         output: IO[bytes] | None = None
         if self.logs is not None:
             self.logs.mkdir(parents=True, exist_ok=True)
-            output = self._log(number).open("wb")
+            output = self._log(number, rank).open("wb")
             self._files.append(output)
         parent = os.getpid()
         return subprocess.Popen(
@@ -184,9 +191,9 @@ class Launch:
             preexec_fn=lambda: _die_with(parent),
         )
 
-    def _log(self, number: int) -> Path:
+    def _log(self, number: int, rank: int = 0) -> Path:
         assert self.logs is not None
-        return self.logs / f"learner-{number}.log"
+        return self.logs / (f"learner-{number}.log" if rank == 0 else f"learner-{number}-rank-{rank}.log")
 
     def _runs(self, number: int) -> bool:
         if number in self._processes:
