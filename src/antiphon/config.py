@@ -100,6 +100,7 @@ class TrainConfig:
 
     strategy: str = "random-ring"
     learners: int = 4
+    ranks_per_learner: int = 1
     seed: int = 0
     batch: int = 64
     epochs: int = 16
@@ -115,9 +116,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check the bounds; the strategy's name is checked where strategies are known."""
-        for name in ("learners", "epochs", "subsequence_frames", "threads_per_learner"):
+        for name in ("learners", "ranks_per_learner", "epochs", "subsequence_frames", "threads_per_learner"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("batch", self.batch, self.learners, "one sample for each learner")
+        reason = f"one sample for each {'rank of each ' if self.ranks_per_learner > 1 else ''}learner"
+        _at_least("batch", self.batch, self.learners * self.ranks_per_learner, reason)
         _at_least("seed", self.seed, 0)
         _at_least("clip", self.clip, 0)
         for name, most in (("seed", 2**63 - 1), ("clip", 1e30), ("timeout_s", MOST_S), ("threads_per_learner", 1024)):

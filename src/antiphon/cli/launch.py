@@ -15,7 +15,14 @@ EXAMPLE = "antiphon launch --learners 4 examples/spirals.py"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--learners", type=int, default=4, metavar="L", help="processes to start (default 4)")
+    parser.add_argument("--learners", type=int, default=4, metavar="L", help="learners to start (default 4)")
+    parser.add_argument(
+        "--ranks-per-learner",
+        type=int,
+        default=1,
+        metavar="K",
+        help="processes of each learner, which compute its gradient together (default 1)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="computing threads of each learner (default 1)")
     parser.add_argument("script", type=Path, help="the script: it makes an antiphon.Learner")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
@@ -27,11 +34,13 @@ def run(args: argparse.Namespace) -> Json:
 
     if not args.script.is_file():
         raise ArgumentError(f"{args.script}: no such script")
-    if args.learners < 1 or args.threads < 1:
-        raise ArgumentError(f"--learners and --threads must be at least 1, not {args.learners} and {args.threads}")
+    for name in ("learners", "ranks_per_learner", "threads"):
+        if getattr(args, name) < 1:
+            raise ArgumentError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
     threads = str(args.threads)
     command = [sys.executable, str(args.script), *args.arguments]
-    with Launch(command, args.learners, environment={"OMP_NUM_THREADS": threads}) as launch:
+    environment, ranks = {"OMP_NUM_THREADS": threads}, args.ranks_per_learner
+    with Launch(command, args.learners, environment=environment, ranks=ranks) as launch:
         try:
             watched = launch.watch(lambda seen: None)
         except KeyboardInterrupt:

@@ -22,7 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", metavar="S", help="allreduce, sync-ring, fixed-ring, random-ring (default), delay-by-one"
     )
-    parser.add_argument("--learners", type=int, metavar="L", help="processes that train (default 4)")
+    parser.add_argument("--learners", type=int, metavar="L", help="model replicas that train (default 4)")
+    parser.add_argument(
+        "--ranks-per-learner", type=int, metavar="K", help="processes that compute one learner's gradient (default 1)"
+    )
     parser.add_argument(
         "--batch", type=int, metavar="B", help="samples over all learners in one step of each (default 64)"
     )
@@ -81,8 +84,8 @@ def _config(args: argparse.Namespace) -> TrainConfig:
     from antiphon.speech.model import preset
 
     names = (
-        "strategy learners batch epochs lr first_lr warmup_epochs hold_epochs momentum clip layers cells bottleneck"
-        " dropout seed"
+        "strategy learners ranks_per_learner batch epochs lr first_lr warmup_epochs hold_epochs momentum clip layers"
+        " cells bottleneck dropout seed"
     )
     own = {name: getattr(args, name) for name in names.split() if getattr(args, name) is not None}
     given = {

@@ -47,7 +47,7 @@ def learn(run: Path) -> None:
         first_ticket=first_ticket,
     )
     # Dropout must differ between learners, and between a run and its resumption.
-    torch.manual_seed(hash((config.seed, learner.number, first_ticket)))
+    torch.manual_seed(hash((config.seed, place.learner, place.rank, first_ticket)))
     try:
         _work(learner, acoustics)
         learner.finish()
@@ -86,8 +86,9 @@ def _work(learner: Learner, acoustics: Acoustics) -> None:
                         " or clip more with --clip"
                     )
                 optimizer.step()
-            gauges[Gauge.LOSS] += value * frames
-            gauges[Gauge.WEIGHT] += frames
+            # The other ranks of a learner have as many, and it is the leader that tells.
+            gauges[Gauge.LOSS] += value * frames * learner.place.ranks
+            gauges[Gauge.WEIGHT] += frames * learner.place.ranks
 
 
 if __name__ == "__main__":

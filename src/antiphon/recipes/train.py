@@ -37,7 +37,7 @@ from antiphon.strategies import strategy_class
 from antiphon.training import checkpoint
 from antiphon.training.launch import Launch, Watched
 from antiphon.transport.block import Block, Col, Gauge
-from antiphon.transport.place import Place
+from antiphon.transport.place import RANKS, Place
 
 PROGRESS_S = 1.0
 STOP_GRACE_S = 60.0
@@ -76,7 +76,12 @@ def train(
     place = Place.find()
     if place.folder is not None:
         if config.learners != place.learners:
-            raise ArgumentError(f"torchrun started {place.learners} processes: pass --learners {place.learners}")
+            raise ArgumentError(f"torchrun started {place.learners} learners: pass --learners {place.learners}")
+        if config.ranks_per_learner != place.ranks:
+            raise ArgumentError(
+                f"--ranks-per-learner {config.ranks_per_learner} needs {RANKS}={config.ranks_per_learner} in the"
+                f" environment of torchrun's processes, where it is {place.ranks}"
+            )
         if not place.creates:
             learn(out)
             return {"schema": 1, "command": "train", "learner": place.learner, "out": str(out)}
@@ -139,6 +144,7 @@ class _Run:
             logs=self.out / "logs",
             numbers=[0] if place.folder is not None else None,
             place=place if place.folder is not None else None,
+            ranks=self.config.ranks_per_learner,
         )
         with Curves(self.config, self.out) as self.curves, launch:
             self.events.write(

@@ -87,7 +87,7 @@ class Launch:
         grace_s: float = 20.0,
     ) -> None:
         self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
-        self.ranks = ranks
+        self.ranks, self._starts_ranks = ranks, place is None
         self.block = (place or Place(0, learners)).open()
         self.watched = Watched(self.block)
         self._patience = Patience(self.block)
@@ -103,7 +103,8 @@ class Launch:
         try:
             for number in self._numbers:
                 self._processes[number] = self._start(number)
-                self._followers += [self._start(number, rank) for rank in range(1, self.ranks)]
+                if self._starts_ranks:
+                    self._followers += [self._start(number, rank) for rank in range(1, self.ranks)]
         except BaseException:
             self.__exit__()
             raise
