@@ -9,7 +9,7 @@ import torch
 
 from antiphon.learner import weights as module
 from antiphon.learner.weights import Weights
-from antiphon.transport.buffers import GENERATION, PENDING, SLOTS, Buffers
+from antiphon.transport.buffers import GENERATION, PENDING, PENDING_GENERATION, SLOTS, Buffers
 
 N = 5
 
@@ -156,6 +156,15 @@ def test_slots_are_pinned_until_released_and_versions_never_repeat(pair):
     assert not second.usable(0, handles[1]) and second.usable(0, fresh)
 
 
+def test_the_last_slot_is_not_touched_until_it_is_needed(pair):
+    first, _ = pair
+    for _ in range(5):
+        started, accepted = first.take(), first.take()
+        assert {started.slot, accepted.slot} == {0, 1}
+        first.release(started)
+        first.release(accepted)
+
+
 @pytest.mark.parametrize("handle", [(0, 0), (0, -1), (3, 1), (255, 1), (0, 2**62)])
 def test_handles_that_name_nothing_are_not_usable(pair, handle):
     first, second = pair
@@ -200,6 +209,14 @@ def test_both_ends_add_the_same_difference_to_the_bit(monkeypatch):
     assert torch.equal(buffers.pending_LN[0], -buffers.pending_LN[1]) and buffers.pending_LN[0].any()
     exchange(*ends, c=1 / 3)
     assert torch.equal(buffers.pending_LN[0], -buffers.pending_LN[1])
+
+
+@pytest.mark.parametrize("coefficient", [1 / 3, 1 / 2, 0.1, 1e-9])
+def test_a_scaled_difference_is_rounded_as_its_two_parts_are(coefficient):
+    first_N, second_N = torch.randn(2, 10_001, generator=torch.Generator().manual_seed(0))
+    out_N = torch.full_like(first_N, float("nan"))
+    module.scaled_difference(first_N, second_N, coefficient, out_N)
+    assert torch.equal(out_N, torch.mul(torch.sub(first_N, second_N), coefficient))
 
 
 def test_a_mix_with_nobody_adds_nothing(pair):
@@ -269,3 +286,14 @@ def test_snapshots_beside_running_steps_are_whole():
     stop.set()
     thread.join()
     assert wrong and max(wrong) == 0.0
+
+
+def test_replaced_weights_are_whole_whatever_they_were(pair):
+    """As after a process that was killed amid a change, with a difference that nobody folded."""
+    weights, _ = pair
+    weights.w_N.fill_(float("nan"))
+    assert weights.take() is None and not weights.finite
+    weights.buffers.clock_L3[0, [GENERATION, PENDING, PENDING_GENERATION]] = 7, 1, 3
+    weights.replace(torch.full_like(weights.w_N, 2.5))
+    assert weights.finite and weights.take() is not None
+    assert bool((read(weights) == 2.5).all())

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
-from antiphon.transport.buffers import SLOTS, Buffers
+from antiphon.transport.buffers import Buffers, slots_of
 from antiphon.transport.draws import Draws
 
 MAGIC = 0x416E7469
@@ -117,7 +117,8 @@ class Block:
 
     def __init__(self, folder: Path, fd: int, learners: int) -> None:
         self.folder, self.learners, self._fd = folder, learners, fd
-        words = len(Head) + learners * (len(Col) + len(Link) + len(Gauge) + OUTSTANDING + 3 + SLOTS)
+        self._slots = slots_of(learners)
+        words = len(Head) + learners * (len(Col) + len(Link) + len(Gauge) + OUTSTANDING + 3 + self._slots)
         self._control_bytes = -(-words * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         if os.fstat(fd).st_size < self._control_bytes:
             os.ftruncate(fd, self._control_bytes)
@@ -130,7 +131,7 @@ class Block:
         self.outstanding_LK = self._words(learners, OUTSTANDING)
         """Tickets taken and not yet ended, plus one; 0 where none."""
         self._clock_L3 = self._words(learners, 3)
-        self._versions_LS = self._words(learners, SLOTS)
+        self._versions_LS = self._words(learners, self._slots)
         self.buffers: Buffers | None = None
 
     @classmethod
@@ -170,7 +171,7 @@ class Block:
 
     def allocate(self, parameters: int) -> Buffers:
         """Map room for N parameters a learner: the weights, what is pending, and the slots."""
-        rows = self.learners * (2 + SLOTS)
+        rows = self.learners * (2 + self._slots)
         size = self._control_bytes + rows * parameters * 4
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
@@ -180,7 +181,7 @@ class Block:
         self.buffers = Buffers(
             data[:one].view(self.learners, parameters),
             data[one : 2 * one].view(self.learners, parameters),
-            data[2 * one :].view(self.learners, SLOTS, parameters),
+            data[2 * one :].view(self.learners, self._slots, parameters),
             self._versions_LS,
             self._clock_L3,
         )

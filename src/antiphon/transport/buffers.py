@@ -16,7 +16,17 @@ BLOCK = 1 << 20
 """Elements handled at a time: a block stays in the cache between the passes over it."""
 
 SLOTS = 3
+"""Slots of a learner that its exchanges use while all peers answer."""
 GENERATION, PENDING, PENDING_GENERATION = range(3)
+
+
+def slots_of(learners: int) -> int:
+    """Return how many slots a learner of L has.
+
+    A peer that is frozen amid an exchange pins one until it goes on, and has one exchange open at most: L - 1 slots
+    suffice though all of them freeze. Slots that are never written cost no memory.
+    """
+    return max(SLOTS, learners - 1)
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,8 @@ class Buffers:
         return cls(
             torch.zeros(learners, parameters),
             torch.zeros(learners, parameters),
-            torch.zeros(learners, SLOTS, parameters),
-            np.zeros((learners, SLOTS), np.int64),
+            torch.zeros(learners, slots_of(learners), parameters),
+            np.zeros((learners, slots_of(learners)), np.int64),
             np.zeros((learners, 3), np.int64),
         )
 

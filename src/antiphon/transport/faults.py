@@ -26,6 +26,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -279,6 +280,10 @@ class FaultyCarrier(Carrier):
         self.carrier.apply(peer, theirs, own, coefficient)
         self._at("after-apply")
 
+    def released(self, own: Handle) -> None:
+        """Tell the carrier."""
+        self.carrier.released(own)
+
     def tick(self, now: float) -> None:
         """Send what is late enough."""
         for late in [late for late in self._late if late[0] <= now]:
@@ -331,6 +336,7 @@ def freeze(seconds: float) -> None:
     try:
         if _libc.timer_settime(timer, 0, times, None):
             raise OSError(ctypes.get_errno(), "timer_settime")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread, which stops before it gets to the next line; another would let it run on for a while.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     finally:
         _libc.timer_delete(timer)

@@ -60,6 +60,9 @@ class Message(NamedTuple):
 class Snapshots(Interface):
     """What the protocol asks of a learner's weights."""
 
+    finite: bool = True
+    """Whether the weights were finite when they were last copied."""
+
     def take(self) -> Handle | None:
         """Copy the weights into a free slot and pin it; None where none is free or the weights are not finite."""
 
@@ -85,6 +88,7 @@ class Counts:
     late: int = 0
     torn: int = 0
     nonfinite: int = 0
+    full: int = 0
     asked: int = 0
     aborted: int = 0
     duplicate: int = 0
@@ -118,6 +122,8 @@ class _Peer:
     committed: int = 0
     seen: int = 0
     applied: int = 0
+    forsaken: int = 0
+    """What was held for it when it was taken for dead."""
     silent_until: float = 0.0
 
 
@@ -154,7 +160,8 @@ class ExchangeProtocol:
             return False
         own = self.snapshots.take()
         if own is None:
-            self.counts.nonfinite += 1
+            self.counts.nonfinite += not self.snapshots.finite
+            self.counts.full += self.snapshots.finite
             return False
         known = self._peer(peer)
         known.proposed += 1
@@ -181,6 +188,9 @@ class ExchangeProtocol:
                 self._end(peer)
             case Kind.REFUSE if current and current.state is State.PROPOSED:
                 self.counts.refused += 1
+                self._end(peer)
+            case Kind.REFUSE if current and current.state is State.COMMITTED:
+                self.counts.torn += 1
                 self._end(peer)
             case Kind.DONE if current and current.state is State.COMMITTED:
                 self._end(peer)
@@ -214,10 +224,15 @@ class ExchangeProtocol:
         return self._peer(peer).silent_until > now
 
     def lost(self, peer: int) -> None:
-        """Take note that ``peer`` is gone for good: an exchange that only this end has applied is torn."""
+        """Take note that ``peer`` is gone for good: an exchange that only this end has applied is torn.
+
+        Should it live after all, it hears of what was held for it when it says COMMIT, and counts that as torn.
+        """
         exchange = self.open.get(peer)
         if exchange:
             self.counts.torn += exchange.state is State.COMMITTED
+            if exchange.state is State.HELD:
+                self._peer(peer).forsaken = exchange.sequence
             self._end(peer)
 
     def returned(self, peer: int) -> None:
@@ -248,9 +263,10 @@ class ExchangeProtocol:
         if sequence <= known.seen and not (exchange and exchange.state is State.HELD):
             self.counts.duplicate += 1
             return
+        # What is refused stays refused: a double of it that comes later is not looked at.
+        known.seen = max(known.seen, sequence)
         if exchange and not self._give_way(peer, sequence, exchange):
             return
-        known.seen = sequence
         sound = 0.0 < message.coefficient <= 0.5 and self.snapshots.usable(peer, message.handle)
         own = None if self._fresh(State.HELD) or not sound else self.snapshots.take()
         if own is None:
@@ -286,7 +302,7 @@ class ExchangeProtocol:
         peer, sequence = message.sender, message.sequence
         if exchange and exchange.state is State.PROPOSED:
             if not self.snapshots.usable(peer, message.handle):
-                self.counts.nonfinite += 1
+                self.counts.aborted += 1
                 self._say(peer, Kind.ABORT, sequence)
                 self._end(peer)
                 return
@@ -307,6 +323,9 @@ class ExchangeProtocol:
             self._end(peer)
         elif self._peer(peer).applied == sequence:
             self.counts.duplicate += 1
+        elif self._peer(peer).forsaken == sequence:
+            self._say(peer, Kind.REFUSE, sequence)
+            return
         else:
             return
         self._say(peer, Kind.DONE, sequence)
