@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
 from antiphon.learner.gradients import GradientMean
+from antiphon.learner.pace import Pace
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
 from antiphon.learner.ranks import Followed, Leader, Led
 from antiphon.learner.replica import Replica
@@ -81,6 +82,7 @@ class Learner:
         seed: int = 0,
         buffers: str | None = None,
         optimizer_state: str = "local",
+        exchange_every: int | str = "auto",
         slow: float = 1.0,
         timeout_s: float = 300.0,
         first_ticket: int = 0,
@@ -109,6 +111,7 @@ class Learner:
                 f"{who} averages all gradients before the optimizer's step, so it takes one optimizer, not"
                 f" {len(optimizers)}: use parameter groups of one"
             )
+        self._pace = Pace(exchange_every, self.learners, kind.waits)
         self.round = 0
         self.block = place.open()
         self._owns_block = place.creates
@@ -291,18 +294,22 @@ class Learner:
         self.block.gauges_LC[self.number, Gauge.STEP_S] = step_s
         self.wait_s += self._waited_s
         self.compute_s += step_s - self._waited_s
-        for action in self.strategy.stepped(self.round, self.transport.present()):
-            match action:
-                case Exchange(peer, coefficient):
-                    self.transport.propose(peer, coefficient)
-                case _:
-                    raise AssertionError(f"{action} cannot be done after the step")
+        self._start_exchanges()
         self.round += 1
         row_C[Col.STEPS] = self.round
         if self._sampler:
             samples, repeated = self._sampler.end(batches)
             row_C[Col.SAMPLES] += samples
             row_C[Col.REPEATED] += repeated
+
+    def _start_exchanges(self) -> None:
+        due = self._pace.due(self.weights.fold_s, self.transport.exchange_s)
+        for action in () if due is None else self.strategy.stepped(due, self.transport.present()):
+            match action:
+                case Exchange(peer, coefficient):
+                    self.transport.propose(peer, coefficient)
+                case _:
+                    raise AssertionError(f"{action} cannot be done after the step")
 
     def _slow_down(self) -> None:
         if self.slow > 1.0:
@@ -388,6 +395,7 @@ class Learner:
             "skipped": self._updates.skipped,
             "buffers": self.buffers,
             "optimizer_state": self.optimizer_state,
+            "exchange_every": self._pace.every,
         }
 
     def close(self) -> None:
