@@ -32,8 +32,10 @@ DEFAULT = ("random-ring", "fixed-ring", "allreduce", "sync-ring", "delay-by-one"
 LOADS = ("waiting", "cpu")
 CPU_SHARE_MAX = 0.15
 """Above it, `waiting` would not stand for an accelerator that does the work."""
-TARGETS = (1, 4, 16, 64)
+TARGETS = (1, 4, 16)
 """Total batches from one average of hivemind's to the next that are tried."""
+HIVEMIND_SECONDS = 20.0
+"""At the least: several averages are to fall into a window at any of these sizes."""
 
 
 def settings_of(job: Job, strategies: Sequence[str], targets: Sequence[int], python: str) -> dict[str, Job]:
@@ -55,7 +57,8 @@ def measure_repeat(settings: Mapping[str, Job], seconds: float, label: str) -> R
         step_s = 1 / repeat.alone[factor].steps_per_s
         common.progress(f"{label}: alone, {factor:g} times as long: {step_s * 1e3:.1f} ms a step")
     for name, job in settings.items():
-        repeat.together[name] = measure(job, seconds)
+        window_s = max(seconds, HIVEMIND_SECONDS) if job.strategy == HIVEMIND else seconds
+        repeat.together[name] = measure(job, window_s)
         rate = repeat.together[name].steps_per_s
         common.progress(f"{label}: {name}: {rate:.2f} steps/s, {rate / repeat.ideal(job):.3f} of the ideal")
     return repeat
@@ -80,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="hivemind's target_batch_size: sizes to try, samples (default 1, 4, 16 and 64 times --batch)",
+        help="hivemind's target_batch_size: sizes to try, samples (default 1, 4 and 16 times --batch)",
     )
     parser.add_argument(
         "--hivemind-python",
