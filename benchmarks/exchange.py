@@ -1,7 +1,8 @@
-"""What an exchange of weights costs, over one torch.lerp_ of their size; and what plain sockets take for their bytes.
+"""What an exchange of weights costs: in shared memory over one torch.lerp_ of their size, on the network over sockets.
 
 Two processes hold real weights and real transports and exchange over shared memory: each copies its weights and checks
-them, adds the difference of the two snapshots, and folds it in. The same two processes run the lerp, both at once.
+them, adds the difference of the two snapshots, and folds it in. The same two processes run the lerp, both at once. Then
+they exchange over TCP, and send the same bytes through plain sockets; and the same on a link of limited rate.
 
 example: python benchmarks/exchange.py --parameters 41000000 --json
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import common
 import exchanging
@@ -22,6 +23,7 @@ from antiphon.records import Json, record
 
 PARAMETERS = 41_000_000
 LINK_GBIT_PER_S = 4.0
+LOOPBACK = "127.0.0.1"
 WARMUPS = 2
 
 PASSES = {"copy": 2, "difference": 3, "fold": 3}
@@ -35,7 +37,7 @@ def shared_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
     """Return what each repeat gave: ratios of the dearer end, and seconds."""
     samples: dict[str, list[float]] = {}
     for repeat in range(-WARMUPS, repeats):
-        lerp, floor, exchange = ends.all("lerp"), ends.all("floor"), ends.all("exchange")
+        lerp, floor, exchange = ends.all("lerp"), ends.all("floor"), ends.all("exchange", "shared")
         if repeat < 0:
             continue
         values = {
@@ -66,20 +68,51 @@ def _from_start(exchange: Sequence[Took]) -> float:
     return max(took["ended_s"] for took in exchange) - exchange[0]["began_s"]
 
 
-def sockets_s(repeats: int, ends: Driven, host: str) -> list[float]:
-    """Return the seconds that plain sockets take to bring an array each way at once."""
-    connect(ends, host)
-    seconds = [wall_s(ends.all("sockets")) for _ in range(WARMUPS + repeats)]
-    return seconds[WARMUPS:]
+def network_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
+    """Return the same of the network over loopback; both plain sockets and network send an array each way at once."""
+    connect(ends, [LOOPBACK, LOOPBACK])
+    samples: dict[str, list[float]] = {}
+    for repeat in range(-WARMUPS, repeats):
+        sockets, pull, exchange = ends.all("sockets"), ends.all("pull"), ends.all("exchange", "float32")
+        if repeat < 0:
+            continue
+        values = {
+            "network_bytes_over_sockets": wall_s(sockets) / wall_s(pull),
+            "network_exchange_over_sockets": wall_s(sockets) / _from_start(exchange),
+            "sockets_s": wall_s(sockets),
+            "network_bytes_s": wall_s(pull),
+            "network_exchange_s": _from_start(exchange),
+            "sockets_cpu_s": max(took["cpu_s"] for took in sockets),
+            "network_bytes_cpu_s": max(took["cpu_s"] for took in pull),
+            "network_exchange_cpu_s": max(took["cpu_s"] for took in exchange),
+        }
+        for name, value in values.items():
+            samples.setdefault(name, []).append(value)
+        common.progress(
+            f"repeat {repeat + 1} of {repeats}: over plain sockets the network brings"
+            f" {values['network_bytes_over_sockets']:.2f} of the bytes a second, and an exchange in"
+            f" {1 / values['network_exchange_over_sockets']:.2f} of the time"
+        )
+    return samples
 
 
 def limited_samples(parameters: int, repeats: int) -> tuple[dict[str, list[float]], str]:
-    """Return the same of a limited link between two namespaces; or nothing, and why there is none."""
+    """Return what a link of limited rate between two namespaces gave; or nothing, and why there is none."""
+    samples: dict[str, list[float]] = {}
     try:
         with limited_link(LINK_GBIT_PER_S) as hosts, pair(parameters, [host.prefix for host in hosts]) as ends:
-            return {"limited_sockets_s": sockets_s(repeats, ends, hosts[0].address)}, ""
+            connect(ends, [host.address for host in hosts])
+            for repeat in range(-WARMUPS, repeats):
+                sockets_s = wall_s(ends.all("sockets"))
+                float32_s, bfloat16_s = (_from_start(ends.all("exchange", wire)) for wire in ("float32", "bfloat16"))
+                if repeat >= 0:
+                    samples.setdefault("bfloat16_gain", []).append(float32_s / bfloat16_s)
+                    samples.setdefault("limited_sockets_s", []).append(sockets_s)
+                    samples.setdefault("limited_float32_s", []).append(float32_s)
+                    samples.setdefault("limited_bfloat16_s", []).append(bfloat16_s)
     except LinkUnavailableError as error:
         return {}, str(error)
+    return samples, ""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +132,7 @@ def run(args: argparse.Namespace) -> Json:
         before = ends.all("checksum")
         samples = shared_samples(args.repeats, ends)
         after = ends.all("checksum")
-        samples["sockets_s"] = sockets_s(args.repeats, ends, "127.0.0.1")
+        samples |= network_samples(args.repeats, ends)
     note = "left out (--no-link)"
     if not args.no_link:
         limited, note = limited_samples(args.parameters, args.repeats)
@@ -141,7 +174,9 @@ def show(result: Json, as_json: bool) -> None:
         ["snapshot / difference / fold, ms", _parts(result)],
         ["sum of all weights moved by, of their magnitudes", f"{result['sum_error']:.1e}"],
         ["plain sockets, both ways at once, ms", f"{result['sockets_s'] * 1e3:.1f}"],
-        [f"the same, {result['limited_link']}", _milliseconds(result.get("limited_sockets_s"))],
+        ["network over plain sockets: bytes", spread("network_bytes_over_sockets")],
+        ["network over plain sockets: whole exchange", spread("network_exchange_over_sockets")],
+        *_limited_rows(result, spread),
         ["load at start", f"{result['environment']['load_at_start']}"],
     ]
     common.print_table(f"An exchange of {result['parameters']:,} weights", ["", "median"], rows, as_json)
@@ -155,8 +190,15 @@ def _parts(result: Json) -> str:
     return " / ".join(f"{result[f'shared_{part}_s'] * 1e3:.1f}" for part in ("snapshot", "add", "fold"))
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+def _limited_rows(result: Json, spread: Callable[[str], str]) -> list[list[str]]:
+    link = result["limited_link"]
+    if "bfloat16_gain" not in result:
+        return [["limited link", link]]
+    seconds = " / ".join(f"{result[f'limited_{what}_s'] * 1e3:.0f}" for what in ("sockets", "float32", "bfloat16"))
+    return [
+        [f"{link}: sockets / float32 / bfloat16, ms", seconds],
+        [f"{link}: gain of bfloat16", spread("bfloat16_gain")],
+    ]
 
 
 if __name__ == "__main__":

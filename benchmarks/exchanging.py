@@ -17,8 +17,10 @@ from torch import Tensor
 
 from antiphon.errors import DeadlineError, LearnerError
 from antiphon.learner.weights import Weights
-from antiphon.transport.block import Col
+from antiphon.transport.base import Carrier
+from antiphon.transport.block import Col, wait_for
 from antiphon.transport.exchange import ExchangeTransport
+from antiphon.transport.network import Listener, NetworkCarrier
 from antiphon.transport.place import Place
 from antiphon.transport.shared import SharedCarrier, SharedRounds
 
@@ -27,6 +29,8 @@ COEFFICIENT = 0.5
 LIMIT_S = 60.0
 """For any exchange and any transfer: many times what it takes."""
 CHUNK_BYTES = 1 << 22
+NETWORK_WIRES = ("float32", "bfloat16")
+SECRET = b"of a benchmark"
 
 
 class WatchedWeights(Weights):
@@ -45,9 +49,18 @@ class WatchedWeights(Weights):
         return handle
 
     def add_differences(self, *args: Any) -> None:
-        """Add the difference: this end has then committed."""
+        """Add the difference of two slots: this end has then committed."""
         began_s = time.perf_counter()
         super().add_differences(*args)
+        self._committed(began_s)
+
+    def add(self, *args: Any) -> None:
+        """Add the difference that came over the network: this end has then committed."""
+        began_s = time.perf_counter()
+        super().add(*args)
+        self._committed(began_s)
+
+    def _committed(self, began_s: float) -> None:
         self.committed_s = time.perf_counter()
         self.add_s = self.committed_s - began_s
         self.added.set()
@@ -66,13 +79,19 @@ class End:
         self.weights.w_N.normal_(0.0, 0.1, generator=draw)
         # Memory that is written once before it is measured costs no page faults then.
         self.a_N, self.b_N, self.c_N = (self.weights.w_N.clone() for _ in range(3))
-        carrier = SharedCarrier(self.block, self.learner, [1 - self.learner], self.weights)
-        rounds = SharedRounds(self.block, self.learner, self.weights)
-        self.transport = ExchangeTransport(self.learner, self.weights, [carrier], rounds, deadline_s=LIMIT_S)
+        self.peer = 1 - self.learner
+        self.transports: dict[str, ExchangeTransport] = {}
+        self.carriers: dict[str, NetworkCarrier] = {}
 
     def start(self) -> None:
-        """Start the exchange thread: both ends are there."""
-        self.transport.start()
+        """Start exchanging over shared memory: both ends are there."""
+        self._start("shared", SharedCarrier(self.block, self.learner, [self.peer], self.weights))
+
+    def _start(self, name: str, carrier: Carrier) -> None:
+        rounds = SharedRounds(self.block, self.learner, self.weights)
+        transport = ExchangeTransport(self.learner, self.weights, [carrier], rounds, deadline_s=LIMIT_S)
+        transport.start()
+        self.transports[name] = transport
 
     def lerp(self) -> Took:
         """Do what all is held against: reads two arrays and writes one."""
@@ -88,12 +107,12 @@ class End:
 
         return _took(passes)
 
-    def exchange(self) -> Took:
-        """Take part in one exchange, which learner 0 starts, and fold it into the weights."""
-        weights = self.weights
+    def exchange(self, name: str) -> Took:
+        """Take part in an exchange (``shared``, or by a wire format), which learner 0 starts, and fold it in."""
+        weights, transport = self.weights, self.transports[name]
         began_s, cpu_s = time.perf_counter(), time.process_time()
         if self.learner == 0:
-            self.transport.propose(1, COEFFICIENT)
+            transport.propose(1, COEFFICIENT)
         if not weights.added.wait(LIMIT_S):
             raise DeadlineError(f"end {self.learner} waited {LIMIT_S:g} s for an exchange")
         fold_s = time.perf_counter()
@@ -101,7 +120,7 @@ class End:
         weights.end_step()
         fold_s, cpu_s = time.perf_counter() - fold_s, time.process_time() - cpu_s
         weights.added.clear()
-        while self.transport.protocol.open:
+        while transport.protocol.open:
             time.sleep(0.001)
         took = {"began_s": began_s, "ended_s": weights.committed_s, "cpu_s": cpu_s, "fold_s": fold_s}
         return took | {"snapshot_s": weights.snapshot_s, "add_s": weights.add_s}
@@ -113,19 +132,44 @@ class End:
         return {"sum": float(sums[0]), "magnitude": float(sums[1])}
 
     def listen(self, host: str) -> Took:
-        """Wait for the other end's connection, by and by; gives the port."""
+        """Open what the other end connects to; gives the port of plain sockets, and each wire format's addresses."""
         self._listener = socket.create_server((host, 0))
-        return {"port": self._listener.getsockname()[1]}
+        self._listeners = {wire: Listener([host]) for wire in NETWORK_WIRES}
+        addresses = {wire: listener.addresses for wire, listener in self._listeners.items()}
+        return {"port": self._listener.getsockname()[1], "addresses": addresses}
 
-    def connect(self, host: str, port: int) -> None:
-        """Connect plain sockets."""
+    def connect(self, host: str, ends: list[Took]) -> None:
+        """Connect plain sockets, and start exchanging over the network in each wire format."""
         if self.learner == 0:
             self._listener.settimeout(LIMIT_S)
             self.socket, _ = self._listener.accept()
         else:
-            self.socket = socket.create_connection((host, port), timeout=LIMIT_S)
+            self.socket = socket.create_connection((host, ends[0]["port"]), timeout=LIMIT_S)
         self.socket.settimeout(LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for wire, listener in self._listeners.items():
+            where = {self.peer: [(address, port) for address, port in ends[self.peer]["addresses"][wire]]}
+            self.carriers[wire] = NetworkCarrier(
+                self.learner, [self.peer], self.weights, listener, where, SECRET, wire.encode(), wire=wire
+            )
+            self._start(wire, self.carriers[wire])
+        for carrier in self.carriers.values():
+            wait_for(lambda carrier=carrier: carrier.connected(self.peer), LIMIT_S, "the other end")
+
+    def pull(self) -> Took:
+        """Copy the other end's weights over the network, as it copies this one's."""
+        over, came = threading.Event(), []
+
+        def done(whole: bool) -> None:
+            came.append(whole)
+            over.set()
+
+        def pulled() -> None:
+            self.carriers["float32"].pull(self.peer, self.c_N, done)
+            if not over.wait(LIMIT_S) or not came[0]:
+                raise DeadlineError(f"end {self.learner} could not copy the other's weights in {LIMIT_S:g} s")
+
+        return _took(pulled)
 
     def sockets(self) -> Took:
         """Send an array to the other end and receive one, at the same time, and do nothing with it."""
@@ -163,7 +207,8 @@ def work(parameters: int) -> None:
     """Be one end, until standard input ends."""
     end = End(parameters)
     obey(end)
-    end.transport.close()
+    for transport in end.transports.values():
+        transport.close()
 
 
 def pair(parameters: int, prefixes: Sequence[Sequence[str]] = ((), ())) -> Driven:
@@ -171,10 +216,10 @@ def pair(parameters: int, prefixes: Sequence[Sequence[str]] = ((), ())) -> Drive
     return Driven(SCRIPT, ["--end", "--parameters", str(parameters)], prefixes)
 
 
-def connect(ends: Driven, host: str) -> None:
-    """Connect two ends by plain sockets; ``host`` is the address of learner 0."""
-    port = ends.one(0, "listen", host)["port"]
-    ends.all("connect", host, port)
+def connect(ends: Driven, addresses: Sequence[str]) -> None:
+    """Connect two ends by plain sockets and over the network; ``addresses`` are theirs."""
+    listening = [ends.one(learner, "listen", address) for learner, address in enumerate(addresses)]
+    ends.all("connect", addresses[0], listening)
 
 
 def wall_s(both: Sequence[Took]) -> float:

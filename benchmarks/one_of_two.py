@@ -51,7 +51,7 @@ class OneOfTwo:
         torch.set_num_threads(1)
         features_BTF, targets_BT = common.random_frames(POOL)
         batches = list(zip(features_BTF.split(batch), targets_BT.split(batch), strict=True))
-        self.learner = Learner(*common.acoustic_model(), strategy)
+        self.learner = Learner(*common.acoustic_model(), strategy, exchange_every=1)
         self.loops = {
             "plain": plain_loop(*common.acoustic_model(), itertools.cycle(batches)),
             "engine": engine_loop(self.learner, itertools.cycle(batches)),

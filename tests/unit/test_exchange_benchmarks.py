@@ -16,6 +16,7 @@ import pytest
 from antiphon.errors import LearnerError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+NETWORK = ("network_bytes_over_sockets", "network_exchange_over_sockets", "sockets_s")
 MODULES = ("common", "driven", "exchange", "exchanging", "link", "memory", "one_of_two")
 
 
@@ -52,11 +53,11 @@ def run(common: ModuleType, capsys: pytest.CaptureFixture[str], name: str, words
 def test_exchange_gives_its_fields_and_keeps_the_sum(common: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(common, capsys, "exchange", ["--repeats", "2", "--parameters", "3000", "--no-link"])
     samples = result["samples"]
-    for name in ("shared_over_lerp_cpu", "shared_over_lerp_wall", "floor_over_lerp_cpu", "lerp_cpu_s", "sockets_s"):
+    for name in ("shared_over_lerp_cpu", "shared_over_lerp_wall", "floor_over_lerp_cpu", "lerp_cpu_s", *NETWORK):
         assert len(samples[name]) == 2 and result[name] == common.median(samples[name]) > 0
     assert result["floor_over_lerp_bytes"] == pytest.approx(8 / 3)
     assert result["sum_error"] < 1e-6
-    assert result["limited_link"] == "left out (--no-link)" and "limited_sockets_s" not in result
+    assert result["limited_link"] == "left out (--no-link)" and "bfloat16_gain" not in result
 
 
 def test_exchange_takes_the_dearer_end_and_the_later_commit() -> None:
@@ -68,14 +69,20 @@ def test_exchange_takes_the_dearer_end_and_the_later_commit() -> None:
     assert exchange.wall_s(ends) == 3.0
 
 
-def test_ends_really_exchange(common: ModuleType) -> None:
+@pytest.mark.parametrize("name", ["shared", "float32", "bfloat16"])
+def test_ends_really_exchange(common: ModuleType, name: str) -> None:
     exchanging = importlib.import_module("exchanging")
     with exchanging.pair(1000) as ends:
-        ends.all("start")
-        before, _ = ends.all("checksum"), ends.all("exchange")
+        if name == "shared":
+            ends.all("start")
+        else:
+            exchanging.connect(ends, ["127.0.0.1", "127.0.0.1"])
+        before, _ = ends.all("checksum"), ends.all("exchange", name)
         after = ends.all("checksum")
     assert after[0]["sum"] != before[0]["sum"]
-    assert after[0]["sum"] == pytest.approx(after[1]["sum"], abs=1e-4), "halfway from both ends is the same place"
+    assert after[0]["sum"] == pytest.approx(after[1]["sum"], abs=0.3 if name == "bfloat16" else 1e-3), (
+        "halfway from both ends is the same place"
+    )
 
 
 def test_a_process_that_ends_is_told(common: ModuleType, tmp_path: Path) -> None:
@@ -111,6 +118,7 @@ def test_the_limited_link_limits() -> None:
     assert note == ""
     least_s = (4 * parameters - link.BURST_BYTES) / (exchange.LINK_GBIT_PER_S * 1e9 / 8)
     assert samples["limited_sockets_s"][0] > least_s
+    assert samples["bfloat16_gain"][0] == samples["limited_float32_s"][0] / samples["limited_bfloat16_s"][0] > 1.0
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"antiphon-{os.getpid()}-" not in namespaces
 
