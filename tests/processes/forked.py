@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,16 +84,16 @@ class Forked:
 class ForkLaunch(Launch):
     """A `Launch` whose learners run ``body()`` in a fork of this process."""
 
-    def __init__(self, body: Callable[[], None], learners: int, logs: Path, ranks: int = 1) -> None:
-        super().__init__(["forked"], learners, logs=logs, ranks=ranks)
+    def __init__(self, body: Callable[[], None], learners: int, logs: Path, ranks: int = 1, **others: Any) -> None:
+        super().__init__(["forked"], learners, logs=logs, ranks=ranks, **others)
         logs.mkdir(exist_ok=True)
         self.body = body
 
     def _start(self, number: int, rank: int = 0) -> Forked:  # type: ignore[override]
-        place = Place(number, self.learners, self.block.folder, creates=False, rank=rank, ranks=self.ranks)
+        environment = {**self._environment, **self._place(number, rank).environment()}
 
         def body() -> None:
-            os.environ.update(place.environment())
+            os.environ.update(environment)
             self.body()
 
         return Forked(body, self._log(number, rank))

@@ -72,8 +72,8 @@ def test_learners_and_strategies_that_do_not_allow_it():
     for kind in ("nan", "leave", "join"):
         with pytest.raises(ArgumentError, match=f"{kind}:1@5: learners of this strategy wait for each other"):
             parse_all([f"{kind}:1@5"], learners=4, waits=True)
-    with pytest.raises(ArgumentError, match="one learner at least must be there from the start"):
-        parse_all(["join:0@5", "join:1@5"], learners=2)
+    with pytest.raises(ArgumentError, match="learner 0 brings the first weights"):
+        parse_all(["join:1@5", "join:0@5"], learners=2)
 
 
 class Steps:

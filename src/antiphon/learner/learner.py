@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import time
 from collections import Counter
@@ -19,12 +18,15 @@ from torch.optim import Optimizer
 
 from antiphon.errors import ArgumentError, DeadlineError
 from antiphon.learner.gradients import GradientMean
+from antiphon.learner.injected import Injected
+from antiphon.learner.joining import join, wait_for_all
+from antiphon.learner.membership import Change, Healing, come_later, jump_of
+from antiphon.learner.notes import Notes, folder_of
 from antiphon.learner.pace import Pace
 from antiphon.learner.progress import EpochOrder, Patience, Rounds, Tickets, Work, waiting_for
 from antiphon.learner.ranks import Followed, Leader, Led
 from antiphon.learner.replica import Replica
 from antiphon.learner.sampler import BatchSampler
-from antiphon.learner.staged import weights_on
 from antiphon.learner.statistics import recomputed, warn_of_statistics
 from antiphon.learner.updates import Updates
 from antiphon.learner.weights import Weights
@@ -36,6 +38,8 @@ from antiphon.transport.place import Place
 
 SWITCH_S = 5e-4
 DAY_S = 24 * 3600.0
+TELL_S = 1.0
+"""How often a learner notes its metrics."""
 ANSWER_S, COPY_S = 0.25, 25e-9
 """How long a peer's answer is waited for, and how much longer for each parameter that it has to copy first."""
 
@@ -45,15 +49,28 @@ class Learner:
 
     Started by ``antiphon launch --learners L script.py`` or by torchrun; alone, it is an ordinary loop. All learners
     begin with the weights of learner 0. One step is w += optimizer(snapshot) - snapshot, an exchange
-    w += c (s_other - s_own); the sum of all learners' weights is moved by steps alone.
+    w += c (s_other - s_own); the sum of all learners' weights is moved by steps alone (arXiv 2110.11199). All of that
+    is in float32: a parameter of lower precision has a float32 master, on which the optimizer steps.
 
     Args:
-        model: its floating-point parameters that require a gradient take part; float32, on the CPU.
-        optimizer: any of torch.optim over these parameters; its state stays with the learner.
+        model: its parameters that require a gradient take part, tied ones once: float32, bfloat16 or float16, on the
+            CPU or on one CUDA device, where exchanges hide behind the gradient.
+        optimizer: any of torch.optim over these parameters, or several, each of which may step once within a
+            ``step()``. A GradScaler may skip a step; a closure is evaluated as the step begins. LBFGS and its like
+            evaluate theirs again and again, which strategies that average gradients cannot do.
         strategy: a name, such as ``"random-ring"``.
         seed: of the strategy's draws and of the order of the samples; the same for all learners.
+        buffers: what becomes of floating-point buffers. ``"recompute"``: statistics of BatchNorm are each learner's
+            own, and ``consensus(batches=...)`` computes them anew. ``"local"``: they are each learner's own.
+            ``"average"``: they are exchanged as weights are. By default "recompute", and a warning where there are
+            any. Integers are never mixed.
+        optimizer_state: ``"local"``, or ``"average"`` to exchange first moments (momentum_buffer, exp_avg) as weights
+            are, at twice the memory. Second moments stay local: mixing differences could leave them negative.
+        exchange_every: an asynchronous learner starts an exchange every so many of its steps; ``"auto"`` chooses 1 to
+            64 by what exchanges are measured to cost, so that they take 5 % of a step at most.
         slow: each step takes this many times as long (to see what a straggler does).
         timeout_s: how long a synchronous round may take.
+        first_ticket: where a resumed run goes on.
 
     Raises:
         ArgumentError: an unknown strategy, a parameter that cannot take part, a number outside its bounds.
@@ -111,16 +128,25 @@ class Learner:
                 f"{who} averages all gradients before the optimizer's step, so it takes one optimizer, not"
                 f" {len(optimizers)}: use parameter groups of one"
             )
-        self._pace = Pace(exchange_every, self.learners, kind.waits)
+        # What follows in step is not for a rank to choose.
+        processes = -(-self.place.learners * self.place.ranks // self.place.hosts)
+        self._pace = Pace(1 if self._follows else exchange_every, processes, kind.waits)
         self.round = 0
         self.block = place.open()
         self._owns_block = place.creates
         if place.creates:
             atexit.register(self.block.remove)
-        self.weights = self._join(kind.waits)
+        self._faults = Injected.find(self.place, self.block, waits, lambda: self.round, seed)
+        self._tell_at_s = time.monotonic() + TELL_S
+        alone = place.creates and self.learners == 1
+        self.notes = Notes(None if alone or self._follows else folder_of(self.block.folder), self.number)
+        self.weights = self._join(place, kind.waits)
         deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
-        self.transport = assemble(place, self.block, self.weights, deadline_s=deadline_s, timeout_s=timeout_s)
-        self._wait_for_all("be ready")
+        script = None if self._follows else self._faults.script
+        self.transport = assemble(
+            place, self.block, self.weights, script=script, deadline_s=deadline_s, timeout_s=timeout_s
+        )
+        wait_for_all(self.block, self.number, timeout_s)
         if self.learners > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
@@ -131,6 +157,7 @@ class Learner:
         meetings = [*([self._leader.rounds] if self._leader else []), *([self.transport] if averages else [])]
         gradients = GradientMean(self._replica, *meetings) if meetings else None
         self._updates = Updates(self._replica, self.weights, gradients, self._gradient_known)
+        self._healing = Healing(self.block, self.number, self._replica, self.weights)
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
         self._additions = 0
@@ -139,51 +166,16 @@ class Learner:
         """Why no further step may be made, or nothing."""
         atexit.register(self.close)
 
-    # --- joining
-
-    def _join(self, waits: bool) -> Weights:
-        """Lay the parameters into the shared memory; all begin with the weights of learner 0."""
-        block, row_C = self.block, self.block.board_LC[self.number]
-        count = self._replica.layout.size
-        if row_C[Col.STATE] != Status.ABSENT:
-            raise ArgumentError("this process has had its Learner already: a run is made of one for each process")
-        row_C[Col.PID], row_C[Col.WAITS] = os.getpid(), waits
-        if self.number == 0:
-            block.head[Head.PARAMETERS] = count
-        else:
-            wait_for(lambda: bool(block.head[Head.READY]), self.timeout_s, "learner 0's weights", self._missing_peer)
-            if block.head[Head.PARAMETERS] != count:
-                raise ArgumentError(
-                    f"learner {self.number} has {count} parameters, learner 0 has {block.head[Head.PARAMETERS]}:"
-                    " all must build the same model, and make its Learner alike"
-                )
-        buffers = block.allocate(count)
-        weights = weights_on(self._replica.device, buffers, self.number)
-        if self.number == 0:
-            self._replica.fill(weights.w_N)
-            weights.publish()
-            block.head[Head.READY] = 1
-        else:
-            # First moments are each learner's own.
-            shared = self._replica.layout.shared
-            weights.w_N[:shared].copy_(buffers.weights_LN[0, :shared])
-        self._replica.bind(weights.w_N)
-        weights.publish()
-        return weights
-
-    def _wait_for_all(self, purpose: str) -> None:
-        states_L = self.block.board_LC[:, Col.STATE]
-        states_L[self.number] = Status.JOINED
-        wait_for(
-            lambda: bool((states_L >= Status.JOINED).all()),
-            self.timeout_s,
-            f"all {self.learners} learners to {purpose}",
-            self._missing_peer,
+    def _join(self, place: Place, waits: bool) -> Weights:
+        late = self._faults.script.late()
+        if late is None and not place.incarnation:
+            return join(self.block, self.number, self._replica, waits, self.timeout_s)
+        weights, change = come_later(
+            self.block, self.number, self._replica, place.incarnation, late or 0, self.timeout_s
         )
-
-    def _missing_peer(self) -> str | None:
-        dead = [learner for learner in range(self.learners) if self.block.dead(learner)]
-        return f"learners {dead} ended before the run began" if dead else None
+        self.round = change.step
+        self.notes.write("membership", **vars(change))
+        return weights
 
     # --- the work
 
@@ -191,6 +183,9 @@ class Learner:
         if self._follows:
             return Followed(self.block, self.number, self.timeout_s, self.place.learners if waits else 1)
         work = (Rounds if waits else Tickets)(self.block, self.number, first_ticket)
+        if self.place.incarnation and isinstance(work, Tickets):
+            work.pool.reclaim()
+            self.block.board_LC[self.number, Col.INCARNATION] = self.place.incarnation
         return Led(work, self._leader) if self._leader else work
 
     def batch_sampler(self, dataset: Sized, batch: int, epochs: int | None = None) -> BatchSampler:
@@ -226,7 +221,7 @@ class Learner:
     def stopping(self) -> bool:
         """Say whether the run is to stop before its end (Ctrl-C): all learners stop after the same round."""
         stop = int(self.block.head[Head.STOP])
-        return stop > 0 and (not self.strategy.waits or self.round >= stop - 1)
+        return self._faults.leaving or stop > 0 and (not self.strategy.waits or self.round >= stop - 1)
 
     @contextlib.contextmanager
     def step(self, batches: int = 1) -> Iterator[None]:
@@ -255,6 +250,10 @@ class Learner:
     def _begin_step(self) -> None:
         if self._over or self._closed:
             raise ArgumentError(self._over or "this learner is closed")
+        if not self._follows:
+            self._faults.begin_step(self.weights, self._replica)
+        if self.heals and not self.weights.finite:
+            self.notes.write("membership", **vars(self._healing.heal(self.round)))
         self._updates.begin()
         for action in self.strategy.computing(self.round, self.transport.present()):
             match action:
@@ -301,6 +300,10 @@ class Learner:
             samples, repeated = self._sampler.end(batches)
             row_C[Col.SAMPLES] += samples
             row_C[Col.REPEATED] += repeated
+        self._faults.end_step()
+        if time.monotonic() >= self._tell_at_s:
+            self._tell_at_s = time.monotonic() + TELL_S
+            self.notes.write("metrics", **self.metrics)
 
     def _start_exchanges(self) -> None:
         due = self._pace.due(self.weights.fold_s, self.transport.exchange_s)
@@ -311,7 +314,13 @@ class Learner:
                 case _:
                     raise AssertionError(f"{action} cannot be done after the step")
 
+    @property
+    def heals(self) -> bool:
+        """Whether this learner, should its weights become not finite, begins again with a neighbour's."""
+        return self.learners > 1 and self.place.ranks == 1 and not self.strategy.waits
+
     def _slow_down(self) -> None:
+        time.sleep(self._faults.delay_s())
         if self.slow > 1.0:
             if self._replica.device.type == "cuda":
                 torch.cuda.synchronize(self._replica.device)
@@ -321,6 +330,8 @@ class Learner:
 
     def finish(self) -> None:
         """End this learner's part: let exchanges in flight end, and wait for the others to end theirs."""
+        if self._faults.leaving:
+            self.leave()
         if self._over or self._closed:
             return
         self._over = "this learner has finished: consensus() and close() end its part in the run"
@@ -334,6 +345,26 @@ class Learner:
         if self._leader:
             self._leader.stepped(self.round, self.weights.w_N, 0.0)
             self._leader.end()
+
+    def leave(self) -> None:
+        """End this learner's part before the run ends: the others do its work, and go on without its weights.
+
+        Raises:
+            ArgumentError: the strategy's learners wait for each other.
+        """
+        if self._over or self._closed:
+            return
+        if self.strategy.waits:
+            raise ArgumentError(f"learners of {self.strategy.name} wait for each other: none can leave")
+        self._over = "this learner has left the run"
+        self.transport.refuse()
+        self.transport.drain(deadline_s=10.0)
+        self._updates.settle()
+        change = Change(self.number, "left", self.round, None, jump_of(self.block, self.number))
+        self.block.board_LC[self.number, Col.STATE] = Status.AWAY
+        self.transport.close()
+        self._replica.unbind()
+        self.notes.write("membership", **vars(change))
 
     def _finish_with_others(self, states_L: NDArray[np.int64]) -> None:
         self.transport.drain(deadline_s=10.0)
@@ -384,6 +415,7 @@ class Learner:
         return {
             "learner": self.number,
             "ranks": self.place.ranks,
+            "incarnation": self.place.incarnation,
             "steps": self.round,
             "samples": int(self.block.board_LC[self.number, Col.SAMPLES]),
             "compute_s": self.compute_s,
@@ -392,6 +424,8 @@ class Learner:
             "staleness": [self.staleness[k] for k in range(max(self.staleness, default=-1) + 1)],
             "exchanges": dict(vars(self.transport.counts)),
             "bytes": self.transport.bytes_read,
+            "tickets": dict(self._sampler.tickets) if self._sampler else {"taken": 0, "ended": 0, "again": 0},
+            "reseeded": self._healing.count,
             "skipped": self._updates.skipped,
             "buffers": self.buffers,
             "optimizer_state": self.optimizer_state,
@@ -409,6 +443,8 @@ class Learner:
         if not self._over:
             self.transport.drain(deadline_s=1.0)
         self.transport.close()
+        self.notes.write("learner", **self.metrics)
+        self.notes.close()
         if self._leader:
             self._leader.end()
         self._replica.unbind()

@@ -174,6 +174,19 @@ class Pool:
             self.again.add(ticket)
         return ticket
 
+    def reclaim(self) -> None:
+        """Take back what an earlier process of this learner held, unless others have it by now."""
+        with self.lock:
+            unshown = self._unshown(self.learner)
+            for ticket in unshown:
+                self.row.show(ticket)
+            self.block.board_LC[self.learner, Col.DRAWN] += len(unshown)
+            for ticket in self.held(self.learner):
+                if self.block.claim_again(ticket, self.learner):
+                    self.take_back(ticket)
+                else:
+                    self.row.end(ticket)
+
     def end(self, ticket: int) -> None:
         """Show a ticket no more: its step has been added."""
         with self.lock:

@@ -139,6 +139,12 @@ class Replica:
                     if isinstance(value := state.get(key), Tensor) and value.untyped_storage().data_ptr() == shared:
                         state[key] = value.clone()
 
+    def restart(self) -> None:
+        """Go on with other weights, which lie in w already: the optimizers begin anew."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        self.scatter()
+
     def finite(self) -> bool:
         """Say whether all gradients are finite."""
         gradients = (p.grad for o in self.optimizers for group in o.param_groups for p in group["params"])

@@ -27,6 +27,8 @@ class BatchSampler:
         """How many times it was iterated, the one in hand included."""
         self.ended = False
         """Whether the last epoch is over, or the run was asked to stop."""
+        self.tickets = {"taken": 0, "ended": 0, "again": 0}
+        """Counts: what it has taken, and ended; and of the latter, what somebody else had taken before."""
         self._taken: deque[int] = deque()
         self._progress = 0.0
 
@@ -41,6 +43,7 @@ class BatchSampler:
             if ticket is None:
                 break
             self._taken.append(ticket)
+            self.tickets["taken"] += 1
             batch = self.order.batch(ticket)
             # Of a batch that is too small for all ranks, some take the same sample.
             yield batch[self._rank :: self._ranks] or batch[:1]
@@ -71,6 +74,8 @@ class BatchSampler:
             self._progress = self.progress
             ticket = self._taken.popleft()
             self.work.end_oldest()
-            size = len(self.order.batch(ticket))
-            samples, repeated = samples + size, repeated + size * (ticket in self.work.again)
+            size, again = len(self.order.batch(ticket)), ticket in self.work.again
+            self.tickets["ended"] += 1
+            self.tickets["again"] += again
+            samples, repeated = samples + size, repeated + size * again
         return samples, repeated

@@ -16,8 +16,12 @@ from typing import IO
 from torch import Tensor
 
 from antiphon.errors import LearnerError
+from antiphon.learner.membership import jump_of
+from antiphon.learner.notes import FOLDER, NotesReader, folder_of
 from antiphon.learner.progress import Patience
+from antiphon.records import Json
 from antiphon.transport.block import Block, Col, Head, Status, stopped
+from antiphon.transport.buffers import Buffers
 from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
@@ -34,6 +38,11 @@ class Fault:
     """``died`` (killed by a signal) or ``failed`` (ended with an error)."""
     text: str
     tickets_returned: int
+    updates_lost: int = 0
+    """Steps of its that no other learner has heard of: those since its last exchange."""
+    jump: float = 0.0
+    """RMS over parameters by which the mean of those present moved as it went."""
+    restarted: bool = False
 
 
 @dataclass
@@ -42,12 +51,14 @@ class Watched:
 
     block: Block
     faults: list[Fault] = field(default_factory=list)
+    news: list[Json] = field(default_factory=list)
+    """What learners have noted, in the order in which it was read; ``event`` says what."""
 
     @property
     def present(self) -> list[int]:
         """Learners that have joined and not died, or died only after their part was done."""
         states_L = self.block.board_LC[:, Col.STATE]
-        return [n for n in range(self.block.learners) if states_L[n] not in (Status.ABSENT, Status.FAILED)]
+        return [n for n in range(self.block.learners) if states_L[n] not in (Status.ABSENT, Status.FAILED, Status.AWAY)]
 
     @property
     def begun(self) -> bool:
@@ -56,8 +67,11 @@ class Watched:
 
     def consensus(self) -> tuple[Tensor, float]:
         """Return the mean of the weights of those present [N], and their RMS distance from it."""
-        buffers = self.block.buffers or self.block.allocate(int(self.block.head[Head.PARAMETERS]))
-        return buffers.consensus(self.present)
+        return self.map_weights().consensus(self.present)
+
+    def map_weights(self) -> Buffers:
+        """Return the memory of the weights; all learners have joined."""
+        return self.block.buffers or self.block.allocate(int(self.block.head[Head.PARAMETERS]))
 
 
 class Launch:
@@ -71,6 +85,7 @@ class Launch:
         numbers: which of the learners to start here; all by default.
         place: where a torchrun job meets; a private folder by default.
         ranks: processes of each learner (a super-learner), K.
+        restarts: how many times a learner of an asynchronous run is started again when it was killed.
         grace_s: how long learners get to end by themselves before they are killed.
     """
 
@@ -84,17 +99,23 @@ class Launch:
         numbers: Sequence[int] | None = None,
         place: Place | None = None,
         ranks: int = 1,
+        restarts: int = 0,
         grace_s: float = 20.0,
     ) -> None:
         self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
-        self.ranks, self._starts_ranks = ranks, place is None
+        self.ranks, self.restarts, self._starts_ranks = ranks, restarts, place is None
         self.block = (place or Place(0, learners)).open()
         self.watched = Watched(self.block)
         self._patience = Patience(self.block)
-        self._environment = {**os.environ, **(environment or {})}
+        notes = folder_of(self.block.folder if logs is None else logs)
+        self._notes = NotesReader(notes, learners)
+        self._environment = {**os.environ, **(environment or {}), FOLDER: str(notes)}
         self._numbers = range(learners) if numbers is None else numbers
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         """Each learner's, or its rank 0's: a learner fails with any of its ranks."""
+        self._incarnations = [0] * learners
+        self._noted: set[int] = set()
+        """Learners whose end was noted."""
         self._followers: list[subprocess.Popen[bytes]] = []
         self._files: list[IO[bytes]] = []
 
@@ -138,13 +159,17 @@ class Launch:
         """
         while not self._note_ended():
             self._end_frozen()
-            look(self.watched)
+            self._look(look)
             time.sleep(every_s)
-        look(self.watched)
+        self._look(look)
         if not self.watched.present:
             first = self.watched.faults[0]
             raise LearnerError(f"all learners ended before their time; learner {first.learner} {first.text}")
         return self.watched
+
+    def _look(self, look: Callable[[Watched], None]) -> None:
+        self.watched.news += self._notes.fresh()
+        look(self.watched)
 
     def _end_frozen(self) -> None:
         """Kill learners that are stopped (SIGSTOP) and have long not moved, once all others have ended."""
@@ -174,16 +199,15 @@ class Launch:
         return [process.pid for process in self._processes.values()]
 
     def _start(self, number: int, rank: int = 0) -> subprocess.Popen[bytes]:
-        place = Place(number, self.learners, self.block.folder, creates=False, rank=rank, ranks=self.ranks)
         output: IO[bytes] | None = None
         if self.logs is not None:
             self.logs.mkdir(parents=True, exist_ok=True)
-            output = self._log(number, rank).open("wb")
+            output = self._log(number, rank).open("ab" if self._incarnations[number] else "wb")
             self._files.append(output)
         parent = os.getpid()
         return subprocess.Popen(
             self.command,
-            env={**self._environment, **place.environment()},
+            env={**self._environment, **self._place(number, rank).environment()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -191,6 +215,11 @@ class Launch:
             start_new_session=True,
             preexec_fn=lambda: _die_with(parent),
         )
+
+    def _place(self, number: int, rank: int = 0) -> Place:
+        incarnation = self._incarnations[number]
+        folder, learners = self.block.folder, self.learners
+        return Place(number, learners, folder, False, rank=rank, ranks=self.ranks, incarnation=incarnation)
 
     def _log(self, number: int, rank: int = 0) -> Path:
         assert self.logs is not None
@@ -215,7 +244,7 @@ class Launch:
             ended = self._ended_now()
         for number in sorted(ended, key=lambda number: bool(bereft_L[number])):
             self._ended(number)
-        return len(ended) == self.learners
+        return not any(self._runs(number) for number in range(self.learners))
 
     def _ended_now(self) -> list[int]:
         return [number for number in range(self.learners) if not self._runs(number)]
@@ -225,7 +254,7 @@ class Launch:
         block, state = self.block, int(self.block.board_LC[number, Col.STATE])
         process = self._processes.get(number)
         code = process.poll() if process else None
-        if any(fault.learner == number for fault in self.watched.faults) or (state == Status.DONE and not code):
+        if number in self._noted or (state in (Status.DONE, Status.AWAY) and not code):
             return
         if code == 0 and state == Status.ABSENT:
             raise LearnerError(f"learner {number} ended without having made its antiphon.Learner")
@@ -244,12 +273,36 @@ class Launch:
             if kind == "failed" and lines:
                 text += f": {lines[-1]} (all of it in {self._log(number)})"
         held = int((block.outstanding_LK[number] > 0).sum())
-        self.watched.faults.append(Fault(number, kind, text, held))
+        fault = Fault(number, kind, text, held)
+        self._noted.add(number)
+        self.watched.faults.append(fault)
         if state == Status.DONE:
             return
-        block.board_LC[number, Col.STATE] = Status.FAILED
-        if block.board_LC[number, Col.WAITS] or state == Status.ABSENT:
+        row_C = block.board_LC[number]
+        row_C[Col.STATE] = Status.FAILED
+        if row_C[Col.WAITS] or state == Status.ABSENT:
             raise LearnerError(f"learner {number} {text}")
+        fault.updates_lost = int(row_C[Col.STEPS] - row_C[Col.MIXED])
+        if self.watched.begun:
+            self.watched.map_weights()
+            fault.jump = jump_of(block, number)
+        if kind == "died" and self._may_return(number):
+            fault.restarted = True
+            self._incarnations[number] += 1
+            self._noted.remove(number)
+            self._processes[number] = self._start(number)
+
+    def _may_return(self, number: int) -> bool:
+        """Say whether a learner that was killed is to be started again: others still work, and it has tries left."""
+        block, states_L = self.block, self.block.board_LC[:, Col.STATE]
+        return (
+            number in self._processes
+            and self.ranks == 1
+            and self._incarnations[number] < self.restarts
+            and self.watched.begun
+            and not block.head[Head.STOP]
+            and any(states_L[n] == Status.JOINED and not block.dead(n) for n in range(self.learners))
+        )
 
 
 def _die_with(parent: int) -> None:

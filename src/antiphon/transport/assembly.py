@@ -2,15 +2,79 @@
 
 from __future__ import annotations
 
-from antiphon.transport.base import Carrier
-from antiphon.transport.block import Block
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import Protocol as Interface
+
+from antiphon.transport.base import Carrier, Rounds
+from antiphon.transport.block import Block, Link
+from antiphon.transport.collectives import GroupRounds, gloo_group
+from antiphon.transport.endpoint import Endpoint, listening_port, read_secret, where_to_listen
 from antiphon.transport.exchange import ExchangeTransport
+from antiphon.transport.faults import FaultyCarrier, Script
+from antiphon.transport.listener import Listener
+from antiphon.transport.meeting import Entry, Roster, attend
+from antiphon.transport.mirror import Mirror
+from antiphon.transport.network import NetworkCarrier
 from antiphon.transport.place import Place
+from antiphon.transport.remote import NetworkWeights
 from antiphon.transport.shared import SharedCarrier, SharedRounds, SharedWeights
 
 
+class EndWeights(SharedWeights, NetworkWeights, Interface):
+    """What is asked of a learner's weights."""
+
+
+@dataclass
+class Met:
+    """What the learners of several hosts know of each other once they have met."""
+
+    roster: Roster
+    secret: bytes
+    listener: Listener
+    store: Any
+    """To be kept until all have joined: learner 0 may be the one to serve it."""
+
+
+def meet(place: Place, block: Block, parameters: int, timeout_s: float) -> Met | None:
+    """Meet the learners of all hosts, and note in this host's block who runs where; None where there is one host.
+
+    Args:
+        place: which learner this is.
+        block: this host's shared memory.
+        parameters: how many elements its vector has; all must have as many.
+        timeout_s: how long to wait for the others.
+
+    Raises:
+        ArgumentError: something that is needed is not named, or learners do not agree on what they are to run.
+        DeadlineError: somebody did not come.
+        LearnerError: the meeting broke off.
+    """
+    if place.hosts == 1:
+        return None
+    secret, endpoint = read_secret(), Endpoint.find()
+    listener = Listener(where_to_listen(endpoint), listening_port(place.local_rank))
+    entry = Entry(place.learners, place.host, parameters, listener.addresses)
+    try:
+        roster, store = attend(endpoint, secret, place.learner, entry, timeout_s)
+    except BaseException:
+        listener.close()
+        raise
+    block.links_LC[:, Link.HOST] = [each.host for each in roster.entries]
+    return Met(roster, secret, listener, store)
+
+
 def assemble(
-    place: Place, block: Block, weights: SharedWeights, *, deadline_s: float = 0.25, timeout_s: float = 300.0
+    place: Place,
+    block: Block,
+    weights: EndWeights,
+    met: Met | None = None,
+    *,
+    script: Script | None = None,
+    waits: bool = False,
+    deadline_s: float = 0.25,
+    timeout_s: float = 300.0,
 ) -> ExchangeTransport:
     """Return a learner's end, not yet started.
 
@@ -18,10 +82,29 @@ def assemble(
         place: which learner it is, of how many.
         block: its host's shared memory, with room for the weights.
         weights: its weights, over the block's buffers.
+        met: what the meeting came to, where there are several hosts.
+        script: faults on purpose.
+        waits: whether its strategy goes in rounds, which on several hosts take a process group.
         deadline_s: how long the answer to a message of an exchange is waited for.
         timeout_s: how long a synchronous round may take.
     """
-    peers = [peer for peer in range(place.learners) if peer != place.learner]
-    carriers: list[Carrier] = [SharedCarrier(block, place.learner, peers, weights)] if peers else []
-    rounds = SharedRounds(block, place.learner, weights, timeout_s)
-    return ExchangeTransport(place.learner, weights, carriers, rounds, deadline_s)
+    learner = place.learner
+    near = [peer for peer in block.local if peer != learner]
+    carriers: list[Carrier] = [SharedCarrier(block, learner, near, weights)] if near else []
+    rounds: Rounds = SharedRounds(block, learner, weights, timeout_s)
+    if met:
+        carriers += _far(block, learner, weights, met)
+        if waits:
+            address = met.listener.addresses[0][0]
+            group = gloo_group(met.store, met.roster.run, learner, place.learners, address, timeout_s)
+            rounds = GroupRounds(block, learner, weights, group, timeout_s)
+    if script:
+        carriers = [FaultyCarrier(carrier, script.at, script.fates) for carrier in carriers]
+    return ExchangeTransport(learner, weights, carriers, rounds, deadline_s, place.incarnation)
+
+
+def _far(block: Block, learner: int, weights: EndWeights, met: Met) -> Sequence[Carrier]:
+    addresses = {peer: met.roster.entries[peer].addresses for peer in block.remote}
+    run = bytes.fromhex(met.roster.run)
+    network = NetworkCarrier(learner, block.remote, weights, met.listener, addresses, met.secret, run)
+    return network, Mirror(block, learner, network)

@@ -72,6 +72,8 @@ class Col(enum.IntEnum):
     """Tickets that it has drawn and shown, ever."""
     FLOOR = 11
     """The first ticket that its host has not ended, as it last found."""
+    INCARNATION = 12
+    """How many processes were this learner before this one."""
 
 
 class Link(enum.IntEnum):
@@ -105,6 +107,8 @@ class Status(enum.IntEnum):
     """Starts nothing any more, and has nothing of its own in flight."""
     DONE = 3
     FAILED = 4
+    AWAY = 5
+    """Has left before the end, or comes in late: what it holds is done by others."""
 
 
 class Block:
@@ -233,14 +237,14 @@ class Block:
         return bool(self.board_LC[learner, Col.STATE] == Status.FAILED)
 
     def dead(self, learner: int) -> bool:
-        """Say whether a learner that had joined has failed, or ended without being done.
+        """Say whether a learner that had joined has failed, left, or ended without being done.
 
         One on another host has failed once a connection to it was lost and refused; its silence is no failure.
         """
         pid, state = int(self.board_LC[learner, Col.PID]), int(self.board_LC[learner, Col.STATE])
         if state in (Status.JOINED, Status.DRAINED) and self.is_local(learner):
             return not process_runs(pid)
-        return state == Status.FAILED
+        return state in (Status.FAILED, Status.AWAY)
 
     def claim_again(self, ticket: int, dead: int) -> bool:
         """Claim a ticket that a dead learner left: true for one caller only."""
@@ -264,7 +268,7 @@ class Block:
         )
 
     def _claim(self, ticket: int, dead: int) -> Path:
-        return self.folder / f"again-{ticket}-{dead}"
+        return self.folder / f"again-{ticket}-{dead}-{self.board_LC[dead, Col.INCARNATION]}"
 
     def remove(self) -> None:
         """Remove the folder; processes that have the block mapped keep it."""

@@ -69,16 +69,23 @@ class Buffers:
     def consensus(self, present: Sequence[int]) -> tuple[Tensor, float]:
         """Return the mean of the weights of those present [N], and their RMS distance from it over all parameters.
 
+        Weights that are not finite are left out: their learner is about to heal.
+
         One learner after the other, in two arrays, whatever their number (Chan, Golub and LeVeque 1983): with the k-th
         row x_k, mean_k = mean_{k-1} + (x_k - mean_{k-1}) / k, and the sum of squared distances grows by
         (1 - 1/k) |x_k - mean_{k-1}|^2.
         """
         mean_N, row_N = (torch.zeros(self.weights_LN.shape[1]) for _ in range(2))
-        squares = 0.0
-        for count, learner in enumerate(present, start=1):
+        squares, count = 0.0, 0
+        for learner in present:
             self.read(learner, row_N)
+            if not math.isfinite(float(row_N.sum())):
+                continue
+            count += 1
             for mean_B, row_B in zip(torch.split(mean_N, BLOCK), torch.split(row_N, BLOCK), strict=True):
                 row_B.sub_(mean_B)
                 squares += (1 - 1 / count) * float(torch.linalg.vector_norm(row_B, dtype=torch.float64)) ** 2
                 mean_B.add_(row_B, alpha=1 / count)
-        return mean_N, math.sqrt(squares / (len(present) * len(mean_N)))
+        if not count:
+            return mean_N.fill_(math.nan), math.nan
+        return mean_N, math.sqrt(squares / (count * len(mean_N)))

@@ -31,8 +31,16 @@ NEWS_S = 2.0
 """How long it may take to learn who it was that broke a round off."""
 
 
-def gloo_group(store: Any, learner: int, learners: int, address: str, timeout_s: float) -> Any:
+def gloo_group(store: Any, run: str, learner: int, learners: int, address: str, timeout_s: float) -> Any:
     """Return a group of all learners, whose connections go by the interface of ``address``; all must call it.
+
+    Args:
+        store: a store of torch.distributed, by which they find each other.
+        run: the run's name: under it the store holds nothing of an earlier start.
+        learner: this learner's number.
+        learners: how many there are.
+        address: this learner's.
+        timeout_s: how long a round may take.
 
     Raises:
         LearnerError: the others cannot be reached.
@@ -42,7 +50,8 @@ def gloo_group(store: Any, learner: int, learners: int, address: str, timeout_s:
     options._timeout = timedelta(seconds=2 * timeout_s)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     try:
-        return dist.ProcessGroupGloo(store, learner, learners, options)
+        own = dist.PrefixStore(f"rounds-{run}", store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(own, learner, learners, options)
     except RuntimeError as error:
         raise LearnerError(f"learner {learner} cannot reach the others for its collectives: {error}") from error
 

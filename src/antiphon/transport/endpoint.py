@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -17,6 +18,7 @@ from typing import cast
 import torch.distributed as dist
 
 from antiphon.errors import ArgumentError, DeadlineError
+from antiphon.transport.listener import addresses_of
 from antiphon.transport.place import node_names
 
 SECRET, SECRET_FILE = "ANTIPHON_SECRET", "ANTIPHON_SECRET_FILE"
@@ -147,10 +149,38 @@ def read_secret(environment: Mapping[str, str] = os.environ) -> bytes:
     return secret
 
 
-def own_address(host: str, port: int = 9) -> str:
+def where_to_listen(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str | list[str]:
+    """Return the interface that is named, or else this machine's addresses on the way to the meeting.
+
+    Raises:
+        ArgumentError: no way leads there.
+    """
+    if name := environment.get(INTERFACE):
+        return name
+    address = own_address(endpoint.host)
+    if is_loopback(address) and not names_loopback(endpoint.host):
+        # Many a host knows its own name as 127.0.1.1, where the others would not find it.
+        others = [name for _, name in socket.if_nameindex() if name != "lo"]
+        return [address for name in others for address in _addresses(name)] or [address]
+    return [address]
+
+
+def listening_port(local_rank: int, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the port for a learner of this host: ANTIPHON_PORT and its rank on the host, or 0 for any.
+
+    Raises:
+        ArgumentError: it is no port.
+    """
+    text = environment.get(PORT, "0")
+    if not text.isdecimal() or int(text) + local_rank > 65535:
+        raise ArgumentError(f"{PORT} must be the first of this host's ports, one a learner up to 65535, not {text!r}")
+    return int(text) + local_rank if int(text) else 0
+
+
+def own_address(host: str) -> str:
     """Return this machine's address on the way to ``host``; nothing is sent."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             way.connect(address)
             return str(way.getsockname()[0])
@@ -159,6 +189,12 @@ def own_address(host: str, port: int = 9) -> str:
             f"no way leads to {host}, where the learners are to meet ({error.strerror}): check MASTER_ADDR, or name"
             f" the interface in {INTERFACE}"
         ) from error
+
+
+def _addresses(interface: str) -> list[str]:
+    with contextlib.suppress(ArgumentError):
+        return addresses_of(interface)
+    return []
 
 
 def is_loopback(address: str) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from antiphon.errors import LearnerError
 from antiphon.transport.base import CarriedSnapshots, Carrier, Coefficients, Rounds, Transport
-from antiphon.transport.protocol import ExchangeProtocol, Message, Snapshots
+from antiphon.transport.protocol import ExchangeProtocol, Kind, Message, Snapshots
 
 LONGEST_WAIT_S = 0.5
 
@@ -98,7 +98,7 @@ class ExchangeTransport(Transport):
         self._present = self.learners
         self._wanted: collections.deque[tuple[int, float]] = collections.deque(maxlen=1)
         self._idle = threading.Event()
-        self._stopping = self._closed = False
+        self._stopping = self._closed = self._refusing = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         if not carriers:
@@ -172,6 +172,10 @@ class ExchangeTransport(Transport):
                 return True
         self.check()
         return False
+
+    def refuse(self) -> None:
+        """Take part in nothing new: proposals are refused from here on."""
+        self._refusing = True
 
     def close(self) -> None:
         """End the thread and the carriers; an exchange that only this end has applied is torn."""
@@ -247,7 +251,9 @@ class ExchangeTransport(Transport):
 
     def receive(self, message: Message) -> None:
         """Take in a message, unless its sender is gone."""
-        if message.sender not in self.gone:
+        if self._refusing and message.kind is Kind.PROPOSE and message.sender not in self.protocol.open:
+            self._send(message.sender, Message(Kind.REFUSE, self.learner, message.sequence))
+        elif message.sender not in self.gone:
             self.protocol.receive(message, time.monotonic())
 
     def lost(self, peer: int) -> None:

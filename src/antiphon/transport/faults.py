@@ -128,9 +128,8 @@ def parse_all(texts: Iterable[str], learners: int, waits: bool = False) -> list[
                 f"{fault.kind}:{fault.learner}@{fault.step}: learners of this strategy wait for each other, so none can"
                 " leave, join or heal: use an asynchronous one, such as random-ring"
             )
-    latest = [fault.learner for fault in faults if fault.kind == "join"]
-    if len(set(latest)) == learners:
-        raise ArgumentError("join: one learner at least must be there from the start")
+        if fault.kind == "join" and fault.learner == 0:
+            raise ArgumentError("join:0: learner 0 brings the first weights, and cannot come in late")
     return faults
 
 
@@ -163,6 +162,10 @@ class Script:
         self._faults = [fault for fault in own if returned_at is None or fault.step > returned_at]
         self._step = step
         self._until_s: dict[Fault, float] = {}
+
+    def late(self) -> int | None:
+        """Return the number of steps of all learners after which this one joins, or None where it joins at once."""
+        return next((fault.step for fault in self._faults if fault.kind == "join"), None)
 
     def take(self, kind: str, point: str = "") -> Fault | None:
         """Return a fault of that kind which is due now, once."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Protocol as Interface
 
 import numpy as np
@@ -41,6 +40,7 @@ class Notes(Interface):
 
     peers: tuple[int, ...]
     on_note: dict[int, Callable[[int, bytes], None]]
+    on_lost: Callable[[int], None]
 
     def note(self, peer: int, channel: int, data: bytes) -> None:
         """Send a note, which may get lost."""
@@ -59,14 +59,13 @@ class Mirror(Carrier):
         block: this host's shared memory, with room for the weights.
         learner: this learner's number.
         notes: the carrier to the other hosts.
-        gone: the learners whose processes are known to be gone, as the exchange thread sees it.
         incarnation: how many processes were this learner before.
     """
 
     peers: tuple[int, ...] = ()
 
-    def __init__(self, block: Block, learner: int, notes: Notes, gone: AbstractSet[int], incarnation: int = 0) -> None:
-        self.block, self.learner, self.notes, self._gone = block, learner, notes, gone
+    def __init__(self, block: Block, learner: int, notes: Notes, incarnation: int = 0) -> None:
+        self.block, self.learner, self.notes = block, learner, notes
         self._number = incarnation << INCARNATION_BITS
         self._heard: dict[int, tuple[int, NDArray[np.int64]]] = {}
         self._told: tuple[int, ...] = ()
@@ -74,7 +73,7 @@ class Mirror(Carrier):
         self._kick = os.eventfd(0, os.EFD_NONBLOCK)
         self._every_s = TELL_S * max(1.0, len(notes.peers) / 10)
         self._fetching: set[int] = set()
-        notes.on_note[STATUS_CHANNEL] = self._hear
+        notes.on_note[STATUS_CHANNEL], notes.on_lost = self._hear, self._lost
 
     # --- any thread
 
@@ -130,7 +129,7 @@ class Mirror(Carrier):
             self._write(peer)
 
     def _write(self, peer: int) -> None:
-        """Write the newest note of a peer, unless the row is of that note or a newer one, or the peer is gone."""
+        """Write the newest note of a peer, unless the row is of that note or a newer one."""
         block, row_C = self.block, self.block.board_LC[peer]
         heard = self._heard.get(peer)
         if heard and heard[0] > block.links_LC[peer, Link.NOTED]:
@@ -143,11 +142,14 @@ class Mirror(Carrier):
             # All hosts come to the same round: the latest that anybody asked for.
             if stop > block.head[Head.STOP]:
                 block.head[Head.STOP] = stop
-        if peer in self._gone:
-            if row_C[Col.STATE] == Status.DONE:
-                row_C[Col.LEFT] = 1
-            else:
-                row_C[Col.STATE] = Status.FAILED
+
+    def _lost(self, peer: int) -> None:
+        """A peer's process is gone: at its end, or before its time."""
+        row_C = self.block.board_LC[peer]
+        if row_C[Col.STATE] == Status.DONE:
+            row_C[Col.LEFT] = 1
+        else:
+            row_C[Col.STATE] = Status.FAILED
 
     # --- weights
 
@@ -268,7 +270,7 @@ def leave(block: Block, learner: int, deadline_s: float = LINGER_S) -> None:
 
 def _stays(block: Block, learner: int) -> bool:
     row_C = block.board_LC[learner]
-    return not row_C[Col.LEFT] and row_C[Col.STATE] != Status.FAILED
+    return not row_C[Col.LEFT] and row_C[Col.STATE] not in (Status.FAILED, Status.AWAY)
 
 
 def _still(block: Block) -> bool:

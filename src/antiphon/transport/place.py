@@ -16,6 +16,7 @@ from antiphon.transport.block import Block, Head
 RUN, LEARNER, LEARNERS = "ANTIPHON_RUN", "ANTIPHON_LEARNER", "ANTIPHON_LEARNERS"
 HOST, HOSTS = "ANTIPHON_HOST", "ANTIPHON_HOSTS"
 RANK, RANKS = "ANTIPHON_RANK", "ANTIPHON_RANKS_PER_LEARNER"
+INCARNATION = "ANTIPHON_INCARNATION"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Place:
     rank: int = 0
     """Its rank within its learner, a super-learner of ``ranks`` processes; rank 0 leads."""
     ranks: int = 1
+    incarnation: int = 0
+    """How many processes were this learner before."""
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Place:
@@ -73,6 +76,8 @@ class Place:
             values |= {HOST: self.host, HOSTS: self.hosts}
         if self.ranks > 1:
             values |= {RANK: self.rank, RANKS: self.ranks}
+        if self.incarnation:
+            values[INCARNATION] = self.incarnation
         return {name: str(value) for name, value in values.items()}
 
     def open(self) -> Block:
@@ -93,7 +98,9 @@ def _launched(environment: Mapping[str, str]) -> Place:
     learner, learners = (_number(environment, name) for name in (LEARNER, LEARNERS))
     host, hosts = _number(environment, HOST, "0"), _number(environment, HOSTS, "1")
     rank, ranks = _number(environment, RANK, "0"), _number(environment, RANKS, "1")
-    return Place(learner, learners, Path(environment[RUN]), False, host, hosts, rank=rank, ranks=ranks)
+    incarnation = _number(environment, INCARNATION, "0")
+    folder = Path(environment[RUN])
+    return Place(learner, learners, folder, False, host, hosts, rank=rank, ranks=ranks, incarnation=incarnation)
 
 
 # --- torchrun

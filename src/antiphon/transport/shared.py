@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from antiphon.errors import DeadlineError, LearnerError
 from antiphon.transport.base import Carrier, Coefficients, Mail, Poll
-from antiphon.transport.block import Block, Col
+from antiphon.transport.block import Block, Col, Status
 from antiphon.transport.buffers import Buffers
 from antiphon.transport.exchange import PolledRounds
 from antiphon.transport.protocol import Handle, Kind, Message, Snapshots
@@ -108,12 +109,16 @@ class SharedCarrier(Carrier):
         self.bytes_read += self._bytes
 
     def tick(self, now: float) -> None:
-        """See whether a peer that had ended is there again."""
+        """See whether a peer that had ended is there again, or one has left."""
         if now < self._look_at_s:
             return
         self._look_at_s = now + LOOK_S
         for peer in self.peers:
-            if peer not in self._ends and int(self.block.board_LC[peer, Col.PID]) != self._pids[peer]:
+            row_C = self.block.board_LC[peer]
+            if peer in self._ends:
+                if row_C[Col.STATE] == Status.AWAY:
+                    self._ended(peer)
+            elif row_C[Col.PID] != self._pids[peer]:
                 self._watch(peer)
                 if peer in self._ends:
                     self._mail.returned(peer)
@@ -129,11 +134,17 @@ class SharedCarrier(Carrier):
         """Watch a peer's process by a descriptor that becomes readable once it has ended."""
         self._pids[peer] = int(self.block.board_LC[peer, Col.PID])
         try:
-            self._ends[peer] = os.pidfd_open(self._pids[peer])
-        except ProcessLookupError:
+            # One that comes in late has no number yet.
+            self._ends[peer] = os.pidfd_open(self._pids[peer] or -1)
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EINVAL):
+                raise
             self._mail.lost(peer)
             return
         self._poll.add(self._ends[peer], lambda: self._ended(peer))
+        # Behind the ends: what is read after one has ended and come back must not be its last words.
+        self._poll.remove(self._socket.fileno())
+        self._poll.add(self._socket.fileno(), self._receive_all)
 
     def _ended(self, peer: int) -> None:
         fd = self._ends.pop(peer)
