@@ -23,6 +23,8 @@ import numpy as np
 from antiphon.learner.pool import ENDLESS, HostState, Pool
 from antiphon.transport.block import OUTSTANDING, Col, Gauge
 
+CHANNEL = 2
+"""Of the notes on the network."""
 PERIOD_S, SOON_S = 0.1, 0.01
 """How often a note goes to each peer at least, and at most."""
 HORIZON_S = 0.4

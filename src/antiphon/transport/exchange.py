@@ -93,6 +93,8 @@ class ExchangeTransport(Transport):
         self.counts = self.protocol.counts
         self.exchange_s = 0.0
         """CPU seconds of the exchange thread."""
+        self.on_tick: list[Callable[[float], None]] = []
+        """Called with the time in each turn of the exchange thread."""
         self.learners = tuple(sorted([learner, *self._snapshots.carrier]))
         self.gone: set[int] = set()
         self._present = self.learners
@@ -229,6 +231,8 @@ class ExchangeTransport(Transport):
         now = time.monotonic()
         for carrier in self.carriers:
             carrier.tick(now)
+        for tick in self.on_tick:
+            tick(now)
         self.protocol.tick(now)
         if self._wanted and not self._stopping:
             peer, coefficient = self._wanted.popleft()
