@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import antiphon
 from antiphon.errors import LearnerError
-from antiphon.learner import learner as module
+from antiphon.learner import joining as module
 from antiphon.learner.staged import StagedWeights
 from antiphon.strategies import STRATEGIES
 from antiphon.transport.place import LEARNER

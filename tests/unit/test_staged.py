@@ -141,9 +141,11 @@ def test_a_fold_does_not_wait_for_the_exchange_thread(pair):
 def test_weights_that_are_not_finite_are_not_sent(pair):
     first, _ = pair
     first.w_N[2] = float("nan")
-    assert first.take() is None
-    first.w_N[2] = 0.0
-    assert first.take() is not None
+    assert first.take() is None and not first.finite
+    first.replace(torch.ones(N))
+    assert first.finite and first.take() is not None
+    out_N = torch.empty(N)
+    assert first.buffers.read(0, out_N) and torch.equal(out_N, torch.ones(N))
 
 
 def test_others_see_the_row_of_the_last_refresh(pair, monkeypatch):

@@ -49,8 +49,6 @@ class Weights:
         """How many of them w holds: a gradient taken on w is stale by ``additions - folded`` as it is applied."""
         self.fold_s = 0.0
         """Seconds that folding took the computing thread."""
-        self.fold_s = 0.0
-        """Seconds that folding took the computing thread."""
         self._pending_N = buffers.pending_LN[learner]
         self._clock_3 = buffers.clock_L3[learner]
         self._pins = [False] * buffers.slots_LSN.shape[1]
