@@ -157,8 +157,11 @@ class Link:
     # --- in
 
     def _receive(self) -> int:
-        if self._held and not self._complete():
-            return 0
+        if self._held:
+            if not self._complete():
+                return 0
+            # It may have been the last of a pair: there may be nothing more to read that would tell.
+            self._receiver.moved()
         try:
             got = self._socket.recv_into(self._room[self._filled :])
         except BlockingIOError:
