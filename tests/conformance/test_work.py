@@ -35,6 +35,8 @@ class Faults:
     doubled: float = 0.0
     latency_s: float = 0.01
     killed: dict[int, float] = field(default_factory=dict)
+    returned: dict[int, float] = field(default_factory=dict)
+    """When a new process is a learner that was killed."""
     frozen: dict[int, tuple[float, float]] = field(default_factory=dict)
     cut_s: tuple[float, float] = (0.0, 0.0)
     """No host reaches another from then to then."""
@@ -103,23 +105,24 @@ class Worker:
 
     def send(self, peer: int, data: bytes) -> None:
         assert unpack(data) is not None and len(data) < 1 << 16
-        to = self.world.workers[peer]
 
         def arrive() -> None:
+            to = self.world.workers[peer]
             to.sharing.receive(self.number, data)
             to.sharing.tick(self.world.clock.now)
 
-        self.world.carry(self, to, arrive)
+        self.world.carry(peer, arrive)
 
     def send_status(self, peer: int) -> None:
         """Do what the mirror does: let another host know this learner's row."""
-        row_C, to = self.block.board_LC[self.number, MIRRORED].copy(), self.world.workers[peer]
+        row_C = self.block.board_LC[self.number, MIRRORED].copy()
 
         def arrive() -> None:
+            to = self.world.workers[peer]
             if to.block.board_LC[self.number, Col.STATE] != Status.FAILED:
                 to.block.board_LC[self.number, MIRRORED] = row_C
 
-        self.world.carry(self, to, arrive, again=False)
+        self.world.carry(peer, arrive, again=False)
 
     def die(self) -> None:
         self.dead = True
@@ -127,9 +130,18 @@ class Worker:
         self.world.clock.at(self.world.clock.now + NOTICED_S, self.noticed)
 
     def noticed(self) -> None:
-        for host, block in enumerate(self.world.blocks):
-            if host != self.host:
-                block.board_LC[self.number, Col.STATE] = Status.FAILED
+        for block in self._elsewhere():
+            block.board_LC[self.number, Col.STATE] = Status.FAILED
+
+    def come_back(self) -> None:
+        """Be a new process of a learner that has died."""
+        self.tickets.pool.reclaim()
+        self.block.board_LC[self.number, Col.INCARNATION] += 1
+        for block in self._elsewhere():
+            block.board_LC[self.number, Col.STATE] = Status.JOINED
+
+    def _elsewhere(self) -> list[Block]:
+        return [block for host, block in enumerate(self.world.blocks) if host != self.host]
 
 
 class World:
@@ -154,16 +166,24 @@ class World:
             self.workers.append(Worker(self, number, step_s))
         for number, at in faults.killed.items():
             self.clock.at(at, self.workers[number].die)
+        for number, at in faults.returned.items():
+            self.clock.at(at, lambda number=number: self.revive(number))
+
+    def revive(self, number: int) -> None:
+        before = self.workers[number]
+        self.workers[number] = worker = Worker(self, number, before.step_s)
+        worker.ended, worker.epoch = before.ended, before.epoch
+        worker.come_back()
 
     def bound(self, epoch: int) -> int:
         return epoch * self.batches
 
-    def carry(self, sender: Worker, to: Worker, arrive: Callable[[], None], again: bool = True) -> None:
+    def carry(self, peer: int, arrive: Callable[[], None], again: bool = True) -> None:
         begin, end = self.faults.cut_s
         if begin <= self.clock.now < end or self.draw.random() < self.faults.lost:
             return
         for _ in range(1 + (again and self.draw.random() < self.faults.doubled)):
-            to.after(self.draw.uniform(0.0, self.faults.latency_s), arrive)
+            self.workers[peer].after(self.draw.uniform(0.0, self.faults.latency_s), arrive)
 
     def run(self, limit_s: float) -> None:
         """Go on until all that live are over."""
@@ -238,10 +258,11 @@ def disasters(draw):
         begin = draw(st.floats(0.0, 3.0))
         frozen = {draw(st.sampled_from(alive)): (begin, begin + draw(st.floats(0.1, 8.0)))}
     begin = draw(st.floats(0.0, 3.0))
-    cut = (begin, begin + draw(st.floats(0.0, 6.0)))
-    return sizes, Faults(
-        draw(st.sampled_from([0.0, 0.2])), 0.2, draw(st.sampled_from([0.001, 0.2])), killed, frozen, cut
-    )
+    cut_s = (begin, begin + draw(st.floats(0.0, 6.0)))
+    back = draw(st.sets(st.sampled_from(sorted(killed)))) if killed else set()
+    returned = {number: killed[number] + draw(st.floats(0.5, 2.0)) for number in back}
+    lost, latency_s = draw(st.sampled_from([0.0, 0.2])), draw(st.sampled_from([0.001, 0.2]))
+    return sizes, Faults(lost, 0.2, latency_s, killed, returned, frozen, cut_s)
 
 
 @given(case=disasters(), paces=PACES, seed=st.integers(0, 2**20))
@@ -340,6 +361,25 @@ def test_a_host_that_dies_whole_is_replaced_by_the_next_and_that_by_the_one_afte
     assert repeated <= 20, "only what was ended after the last note is done again"
     last = world.workers[3]
     assert last.tickets.pool.adopted == {0, 1}
+
+
+def test_a_host_that_comes_back_takes_from_the_one_that_took_over(make_world):
+    """All of its learners died, and return: what was taken over stays with the other, which grants of it."""
+    faults = Faults(killed={1: 1.0, 2: 1.0}, returned={1: 3.0, 2: 3.5})
+    world = make_world([1, 2], [0.05, 0.05, 0.05], 300, 1, faults)
+    world.run(limit_s=60.0)
+    assert set(world.ended) == set(world.all_tickets)
+    assert world.ended.total() - 300 <= 20, "hardly anything is done twice"
+    assert world.workers[0].tickets.pool.adopted == {1}
+    # One worked alone for two seconds: the others, once back, for the rest.
+    assert 3.0 + 180 / 60 < world.clock.now < 3.0 + 240 / 60
+
+
+def test_two_sides_that_took_over_from_each_other_do_the_rest_once(make_world):
+    """A cut that outlasts their patience, before the end of a long last batch."""
+    world = make_world([1, 1], [0.05, 0.05], 40, 1, Faults(cut_s=(0.5, 17.0)))
+    world.run(limit_s=60.0)
+    assert set(world.ended) == set(world.all_tickets)
 
 
 @given(data=st.binary(max_size=400) | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40).map(

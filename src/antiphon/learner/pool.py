@@ -24,6 +24,8 @@ from antiphon.transport.draws import Draws
 
 ENDLESS = 1 << 62
 """Above every ticket."""
+FAR = 1 << 40
+"""Where a series goes on that others draw from."""
 LOOK_S = 0.2
 """How often a learner looks for what the dead have left."""
 
@@ -264,6 +266,11 @@ class Pool:
         return min([*(self.series[host].ticket(number) for host, number in series.items()), *tickets[:1]])
 
     # --- the rest of another host
+
+    def give_away(self) -> None:
+        """Draw no more from the series of this host: another one, which took it for dead, does."""
+        with self.lock:
+            self.sources[0].begin = FAR
 
     @property
     def adopted(self) -> set[int]:

@@ -163,7 +163,7 @@ class Sharing:
 
     def adopt_dead(self) -> None:
         """Take over the rest of hosts all of whose learners are dead, if this host is the first of those that live."""
-        dead = [host for host, numbers in self.pool.learners.items() if all(map(self.pool.block.dead, numbers))]
+        dead = [host for host in self.pool.learners if self._is_dead(host)]
         if dead and self.pool.host == min(set(self.pool.learners).difference(dead), default=self.pool.host):
             for host in dead:
                 self.adopt(host)
@@ -181,6 +181,8 @@ class Sharing:
             peer.stamp, peer.heard_s = note.stamp, self.pool.clock()
             if note.stamp > self._stamps.get(host, -1):
                 self._stamps[host], self.states[host] = note.stamp, note.state
+                if self.pool.host in note.state.series:
+                    self.pool.give_away()
             self._as_victim(peer, note)
             self._as_thief(peer, note)
 
@@ -200,8 +202,8 @@ class Sharing:
         board_LC = self.pool.block.board_LC
         board_LC[self.pool.learner, Col.FLOOR] = self.pool.floor(state)
         for host in self._adopted():
-            # Whoever has it tells of it from now on.
-            board_LC[self.pool.learners[host], Col.FLOOR] = ENDLESS
+            if self._is_dead(host):  # whoever has its rest tells of it from now on
+                board_LC[self.pool.learners[host], Col.FLOOR] = ENDLESS
         return state
 
     def _send(self, number: int, peer: _Peer, state: HostState, now: float) -> None:
@@ -279,6 +281,9 @@ class Sharing:
         for ticket in peer.granted:
             self.pool.take_back(ticket)
         peer.granted.clear()
+
+    def _is_dead(self, host: int) -> bool:
+        return all(map(self.pool.block.dead, self.pool.learners[host]))
 
     def _adopted(self) -> set[int]:
         """The other hosts whose rest some host has taken over."""
