@@ -22,7 +22,7 @@ from antiphon.learner.pool import ENDLESS, Pool, Row
 from antiphon.learner.sharing import CHANNEL, Sharing
 from antiphon.transport.block import Block, Col, Gauge, Status
 from antiphon.transport.exchange import ExchangeTransport
-from antiphon.transport.network import NetworkCarrier
+from antiphon.transport.mirror import Notes
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,11 @@ class Tickets(Work):
         self.sharing = Sharing(self.pool, send)
         return self.sharing
 
-    def share_over(self, transport: ExchangeTransport) -> None:
-        """Begin to share work with the hosts that a transport reaches by network, if there are any."""
-        for carrier in transport.carriers:
-            if isinstance(carrier, NetworkCarrier):
-                sharing = self.share(lambda peer, data, carrier=carrier: carrier.note(peer, CHANNEL, data))  # type: ignore[misc]
-                carrier.on_note[CHANNEL] = sharing.receive
-                transport.on_tick.append(sharing.tick)
+    def share_over(self, transport: ExchangeTransport, notes: Notes) -> None:
+        """Begin to share work with other hosts, by notes of the carrier that reaches them."""
+        sharing = self.share(lambda peer, data: notes.note(peer, CHANNEL, data))
+        notes.on_note[CHANNEL] = sharing.receive
+        transport.on_tick.append(sharing.tick)
 
     def take(self, total: int | None = None) -> int | None:
         """Return the next ticket: one that another host has granted, that a dead learner left, or a new one."""
