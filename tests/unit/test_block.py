@@ -220,7 +220,9 @@ def test_senders_and_kinds_that_there_are_not():
 
 
 def end_of(block, learner, weights, timeout_s=300.0):
-    end = assemble(Place(learner, block.learners, block.folder, creates=False), block, weights, timeout_s=timeout_s)
+    end = assemble(
+        Place(learner, block.learners, block.folder, creates=False), block, weights, timeout_s=timeout_s
+    ).transport
     end.weights, end.block = weights, block
     return end
 

@@ -34,7 +34,7 @@ class Ends:
             self.weights.append(Weights(block.allocate(PARAMETERS), learner))
             self.weights[-1].w_N.copy_(torch.randn(PARAMETERS, generator=draw))
         self.pool = ThreadPoolExecutor(learners)
-        groups = self.each(lambda n: gloo_group(store, n, learners, "127.0.0.1", timeout_s))
+        groups = self.each(lambda n: gloo_group(store, "run", n, learners, "127.0.0.1", timeout_s))
         self.rounds = [GroupRounds(self.blocks[n], n, self.weights[n], groups[n], timeout_s) for n in range(learners)]
 
     def each(self, action):

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from antiphon.errors import ArgumentError, DeadlineError
 from antiphon.learner.gradients import GradientMean
 from antiphon.learner.injected import Injected
-from antiphon.learner.joining import join, wait_for_all
+from antiphon.learner.joining import begin, join
 from antiphon.learner.membership import Change, Healing, come_later, jump_of
 from antiphon.learner.notes import Notes, folder_of
 from antiphon.learner.pace import Pace
@@ -32,8 +33,9 @@ from antiphon.learner.updates import Updates
 from antiphon.learner.weights import Weights
 from antiphon.strategies import strategy_class
 from antiphon.strategies.base import AverageGradients, Exchange, FinishMix, StartMix
-from antiphon.transport.assembly import assemble
+from antiphon.transport.assembly import End, assemble, meet
 from antiphon.transport.block import Block, Col, Gauge, Head, Status, wait_for
+from antiphon.transport.mirror import collect, leave, missing_text
 from antiphon.transport.place import Place
 
 SWITCH_S = 5e-4
@@ -140,19 +142,27 @@ class Learner:
         self._tell_at_s = time.monotonic() + TELL_S
         alone = place.creates and self.learners == 1
         self.notes = Notes(None if alone or self._follows else folder_of(self.block.folder), self.number)
-        self.weights = self._join(place, kind.waits)
+        met = meet(place, self.block, self._replica.layout.size, timeout_s)
+        self.weights, late = self._join(place, kind.waits)
         deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
         script = None if self._follows else self._faults.script
-        self.transport = assemble(
-            place, self.block, self.weights, script=script, deadline_s=deadline_s, timeout_s=timeout_s
+        end = assemble(
+            place,
+            self.block,
+            self.weights,
+            met,
+            script=script,
+            waits=kind.waits,
+            deadline_s=deadline_s,
+            timeout_s=timeout_s,
         )
-        wait_for_all(self.block, self.number, timeout_s)
+        self.transport = end.transport
         if self.learners > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
-        self.transport.start()
+        begin(self.block, self.number, self._replica, self.weights, end, timeout_s, late)
         self._leader = Leader(place, self.weights.w_N, timeout_s) if place.ranks > 1 else None
-        self.work = self._work(waits, first_ticket)
+        self.work = self._work(waits, first_ticket, end)
         self._sampler: BatchSampler | None = None
         meetings = [*([self._leader.rounds] if self._leader else []), *([self.transport] if averages else [])]
         gradients = GradientMean(self._replica, *meetings) if meetings else None
@@ -166,26 +176,29 @@ class Learner:
         """Why no further step may be made, or nothing."""
         atexit.register(self.close)
 
-    def _join(self, place: Place, waits: bool) -> Weights:
+    def _join(self, place: Place, waits: bool) -> tuple[Weights, bool]:
+        """Return the learner's weights, and whether it comes into a run that has begun."""
         late = self._faults.script.late()
         if late is None and not place.incarnation:
-            return join(self.block, self.number, self._replica, waits, self.timeout_s)
+            return join(self.block, self.number, self._replica, waits, self.timeout_s), False
         weights, change = come_later(
             self.block, self.number, self._replica, place.incarnation, late or 0, self.timeout_s
         )
         self.round = change.step
         self.notes.write("membership", **vars(change))
-        return weights
+        return weights, True
 
     # --- the work
 
-    def _work(self, waits: bool, first_ticket: int) -> Work:
+    def _work(self, waits: bool, first_ticket: int, end: End) -> Work:
         if self._follows:
             return Followed(self.block, self.number, self.timeout_s, self.place.learners if waits else 1)
         work = (Rounds if waits else Tickets)(self.block, self.number, first_ticket)
         if self.place.incarnation and isinstance(work, Tickets):
             work.pool.reclaim()
             self.block.board_LC[self.number, Col.INCARNATION] = self.place.incarnation
+        if end.mirror and isinstance(work, Tickets):
+            work.share_over(self.transport, end.mirror.notes)
         return Led(work, self._leader) if self._leader else work
 
     def batch_sampler(self, dataset: Sized, batch: int, epochs: int | None = None) -> BatchSampler:
@@ -376,6 +389,8 @@ class Learner:
         if not self.transport.drain(deadline_s=2.0):
             self.transport.close()
         self._updates.settle()
+        # Of learners on other hosts too, while they are still there.
+        collect(self.block)
 
     def consensus(self, batches: Iterable[Any] | None = None) -> dict[str, Tensor]:
         """Return a plain state_dict: the mean of all present learners' weights.
@@ -392,7 +407,9 @@ class Learner:
             self.weights.publish()
         block = self._block_of_the_run()
         assert block.buffers is not None
-        present = [learner for learner in range(block.learners) if not block.dead(learner)]
+        if missing := collect(block):
+            warnings.warn(missing_text(missing), stacklevel=2)
+        present = [n for n in range(block.learners) if n not in missing and not block.dead(n)]
         mean_N, _ = block.buffers.consensus(present)
         state = self._replica.layout.state_dict(self.model, mean_N)
         return state if batches is None else recomputed(self.model, state, batches)
@@ -442,9 +459,12 @@ class Learner:
         self._updates.close()
         if not self._over:
             self.transport.drain(deadline_s=1.0)
-        self.transport.close()
+        if not self.block.remote:
+            self.transport.close()
         self.notes.write("learner", **self.metrics)
         self.notes.close()
+        leave(self.block, self.number)
+        self.transport.close()
         if self._leader:
             self._leader.end()
         self._replica.unbind()

@@ -44,7 +44,7 @@ class Leader:
         self.block.head[Head.PARAMETERS], self.block.head[Head.READY] = w_N.numel(), 1
         self._row_C = self.block.board_LC[0]
         self._row_C[Col.PID], self._row_C[Col.WAITS], self._row_C[Col.STATE] = os.getpid(), 1, Status.JOINED
-        self.rounds = assemble(within, self.block, self._weights, timeout_s=waits_s)
+        self.rounds = assemble(within, self.block, self._weights, timeout_s=waits_s).transport
         states_K = self.block.board_LC[:, Col.STATE]
         wait_for(lambda: bool((states_K >= Status.JOINED).all()), waits_s, f"all {place.ranks} ranks", self._gone)
         self.rounds.start()

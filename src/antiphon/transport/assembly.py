@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import Protocol as Interface
@@ -34,7 +33,21 @@ class Met:
     secret: bytes
     listener: Listener
     store: Any
-    """To be kept until all have joined: learner 0 may be the one to serve it."""
+    """Of the meeting: learner 0 may be the one to serve it."""
+
+
+@dataclass
+class End:
+    """A learner's end of everything."""
+
+    transport: ExchangeTransport
+    mirror: Mirror | None = None
+    """Where there are other hosts."""
+    met: Met | None = None
+
+    def over(self) -> None:
+        """All have joined: nobody needs the meeting's store any more, and whoever serves it may stop."""
+        self.met = None
 
 
 def meet(place: Place, block: Block, parameters: int, timeout_s: float) -> Met | None:
@@ -75,7 +88,7 @@ def assemble(
     waits: bool = False,
     deadline_s: float = 0.25,
     timeout_s: float = 300.0,
-) -> ExchangeTransport:
+) -> End:
     """Return a learner's end, not yet started.
 
     Args:
@@ -91,20 +104,38 @@ def assemble(
     learner = place.learner
     near = [peer for peer in block.local if peer != learner]
     carriers: list[Carrier] = [SharedCarrier(block, learner, near, weights)] if near else []
+    mirror: Mirror | None = None
     rounds: Rounds = SharedRounds(block, learner, weights, timeout_s)
     if met:
-        carriers += _far(block, learner, weights, met)
+        network = _network(place, block, weights, met)
+        mirror = Mirror(block, learner, network, place.incarnation)
+        carriers.append(network)
         if waits:
-            address = met.listener.addresses[0][0]
-            group = gloo_group(met.store, met.roster.run, learner, place.learners, address, timeout_s)
-            rounds = GroupRounds(block, learner, weights, group, timeout_s)
+            rounds = _rounds(place, block, weights, met, timeout_s)
     if script:
         carriers = [FaultyCarrier(carrier, script.at, script.fates) for carrier in carriers]
-    return ExchangeTransport(learner, weights, carriers, rounds, deadline_s, place.incarnation)
+    # In this order: as it closes, the mirror has last words for the network to carry.
+    everything = [mirror, *carriers] if mirror else carriers
+    transport = ExchangeTransport(learner, weights, everything, rounds, deadline_s, place.incarnation)
+    return End(transport, mirror, met)
 
 
-def _far(block: Block, learner: int, weights: EndWeights, met: Met) -> Sequence[Carrier]:
+def _network(place: Place, block: Block, weights: EndWeights, met: Met) -> NetworkCarrier:
     addresses = {peer: met.roster.entries[peer].addresses for peer in block.remote}
     run = bytes.fromhex(met.roster.run)
-    network = NetworkCarrier(learner, block.remote, weights, met.listener, addresses, met.secret, run)
-    return network, Mirror(block, learner, network)
+    return NetworkCarrier(
+        place.learner,
+        block.remote,
+        weights,
+        met.listener,
+        addresses,
+        met.secret,
+        run,
+        incarnation=place.incarnation,
+    )
+
+
+def _rounds(place: Place, block: Block, weights: EndWeights, met: Met, timeout_s: float) -> Rounds:
+    address = met.listener.addresses[0][0]
+    group = gloo_group(met.store, met.roster.run, place.learner, place.learners, address, timeout_s)
+    return GroupRounds(block, place.learner, weights, group, timeout_s)

@@ -11,6 +11,7 @@ and the exchange threads of this host's learners share what there is to fetch.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol as Interface
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from antiphon.errors import DeadlineError, LearnerError
 from antiphon.transport.base import Carrier, Mail, Poll
 from antiphon.transport.block import OUTSTANDING, Block, Col, Gauge, Head, Link, Status, process_runs, stopped
 from antiphon.transport.buffers import GENERATION
@@ -30,6 +32,7 @@ TELL_S = 0.1
 FINAL = 1 << 60
 """Stands for all later requests in Link.PULLED: the weights were fetched after everybody's last exchange."""
 FETCH_S = 30.0
+AGAIN_S = 0.02
 LINGER_S = 30.0
 NUMBERS = 2 + len(Col) + OUTSTANDING
 NOTE_BYTES = 8 * (NUMBERS + len(Gauge))
@@ -81,6 +84,33 @@ class Mirror(Carrier):
         """Let the exchange thread look at what has changed."""
         os.eventfd_write(self._kick, 1)
 
+    def fetch(self, peer: int, timeout_s: float) -> None:
+        """Fetch a peer's weights into its row, and wait for them.
+
+        Raises:
+            DeadlineError: they did not come in time.
+            LearnerError: the peer has ended.
+        """
+        assert self.block.buffers is not None
+        over, whole = threading.Event(), False
+
+        def done(came: bool) -> None:
+            nonlocal whole
+            whole = came
+            over.set()
+
+        end = time.monotonic() + timeout_s
+        while not whole:
+            if self.block.dead(peer):
+                raise LearnerError(f"learner {peer} ended before its weights were fetched")
+            if time.monotonic() > end:
+                raise DeadlineError(f"waited {timeout_s:g} s for the weights of learner {peer}")
+            if self.notes.connected(peer):
+                over.clear()
+                self.notes.pull(peer, self.block.buffers.weights_LN[peer], done)
+                over.wait(max(0.0, end - time.monotonic()))
+            time.sleep(AGAIN_S)
+
     # --- the exchange thread
 
     def open(self, poll: Poll, mail: Mail) -> None:
@@ -106,7 +136,8 @@ class Mirror(Carrier):
         return self._tell_at_s
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Tell where this learner stands for the last time, and serve no longer."""
+        self._tell()
         self.block.links_LC[self.learner, Link.SERVES] = 0
         os.close(self._kick)
 
@@ -258,13 +289,16 @@ def collect(block: Block, deadline_s: float = FETCH_S) -> list[int]:
 
 
 def leave(block: Block, learner: int, deadline_s: float = LINGER_S) -> None:
-    """Tell the other hosts that a learner has left, and stay until their learners that are done have left too.
+    """Tell that a learner has left, and, if it has come to its end, stay until those of other hosts have left too.
 
     Until then they may need this one's weights, or this host their last words.
     """
-    block.board_LC[learner, Col.LEFT] = 1
+    row_C = block.board_LC[learner]
+    row_C[Col.LEFT] = 1
     end = time.monotonic() + deadline_s
-    while time.monotonic() < end and any(_stays(block, other) for other in block.remote):
+    while row_C[Col.STATE] == Status.DONE and any(_stays(block, other) for other in block.remote):
+        if time.monotonic() > end:
+            return
         time.sleep(0.005)
 
 
