@@ -50,13 +50,17 @@ def shared_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
             "shared_wall_s": _from_start(exchange),
             **{f"shared_{part}": max(took[part] for took in exchange) for part in ("snapshot_s", "add_s", "fold_s")},
         }
-        for name, value in values.items():
-            samples.setdefault(name, []).append(value)
+        _note(samples, values)
         common.progress(
             f"repeat {repeat + 1} of {repeats}: an exchange is {values['shared_over_lerp_cpu']:.2f} lerps of CPU time"
             f" at each end, {values['shared_over_lerp_wall']:.2f} of wall time"
         )
     return samples
+
+
+def _note(samples: dict[str, list[float]], values: dict[str, float]) -> None:
+    for name, value in values.items():
+        samples.setdefault(name, []).append(value)
 
 
 def _over(measured: Sequence[Took], base: Sequence[Took]) -> float:
@@ -68,6 +72,16 @@ def _from_start(exchange: Sequence[Took]) -> float:
     return max(took["ended_s"] for took in exchange) - exchange[0]["began_s"]
 
 
+def _from_snapshots(pull: Sequence[Took]) -> float:
+    """From when both ends have the copy that they send to when both have the other's, and found it whole."""
+    return max(took["ended_s"] for took in pull) - max(took["snapshot_ended_s"] for took in pull)
+
+
+def _on_the_wire(exchange: Sequence[Took]) -> float:
+    """From when the later end has its snapshot to when the initiator, having the difference, adds it."""
+    return exchange[0]["ended_s"] - exchange[0]["add_s"] - exchange[1]["snapshot_ended_s"]
+
+
 def network_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
     """Return the same of the network over loopback; both plain sockets and network send an array each way at once."""
     connect(ends, [LOOPBACK, LOOPBACK])
@@ -77,17 +91,16 @@ def network_samples(repeats: int, ends: Driven) -> dict[str, list[float]]:
         if repeat < 0:
             continue
         values = {
-            "network_bytes_over_sockets": wall_s(sockets) / wall_s(pull),
+            "network_bytes_over_sockets": wall_s(sockets) / _from_snapshots(pull),
             "network_exchange_over_sockets": wall_s(sockets) / _from_start(exchange),
             "sockets_s": wall_s(sockets),
-            "network_bytes_s": wall_s(pull),
+            "network_bytes_s": _from_snapshots(pull),
             "network_exchange_s": _from_start(exchange),
             "sockets_cpu_s": max(took["cpu_s"] for took in sockets),
             "network_bytes_cpu_s": max(took["cpu_s"] for took in pull),
             "network_exchange_cpu_s": max(took["cpu_s"] for took in exchange),
         }
-        for name, value in values.items():
-            samples.setdefault(name, []).append(value)
+        _note(samples, values)
         common.progress(
             f"repeat {repeat + 1} of {repeats}: over plain sockets the network brings"
             f" {values['network_bytes_over_sockets']:.2f} of the bytes a second, and an exchange in"
@@ -104,12 +117,16 @@ def limited_samples(parameters: int, repeats: int) -> tuple[dict[str, list[float
             connect(ends, [host.address for host in hosts])
             for repeat in range(-WARMUPS, repeats):
                 sockets_s = wall_s(ends.all("sockets"))
-                float32_s, bfloat16_s = (_from_start(ends.all("exchange", wire)) for wire in ("float32", "bfloat16"))
+                float32, bfloat16 = ends.all("exchange", "float32"), ends.all("exchange", "bfloat16")
+                values = {
+                    "bfloat16_gain": _from_start(float32) / _from_start(bfloat16),
+                    "bfloat16_wire_gain": _on_the_wire(float32) / _on_the_wire(bfloat16),
+                    "limited_sockets_s": sockets_s,
+                    "limited_float32_s": _from_start(float32),
+                    "limited_bfloat16_s": _from_start(bfloat16),
+                }
                 if repeat >= 0:
-                    samples.setdefault("bfloat16_gain", []).append(float32_s / bfloat16_s)
-                    samples.setdefault("limited_sockets_s", []).append(sockets_s)
-                    samples.setdefault("limited_float32_s", []).append(float32_s)
-                    samples.setdefault("limited_bfloat16_s", []).append(bfloat16_s)
+                    _note(samples, values)
     except LinkUnavailableError as error:
         return {}, str(error)
     return samples, ""
@@ -197,7 +214,8 @@ def _limited_rows(result: Json, spread: Callable[[str], str]) -> list[list[str]]
     seconds = " / ".join(f"{result[f'limited_{what}_s'] * 1e3:.0f}" for what in ("sockets", "float32", "bfloat16"))
     return [
         [f"{link}: sockets / float32 / bfloat16, ms", seconds],
-        [f"{link}: gain of bfloat16", spread("bfloat16_gain")],
+        [f"{link}: gain of bfloat16, whole exchange", spread("bfloat16_gain")],
+        [f"{link}: gain of bfloat16, without copying and adding", spread("bfloat16_wire_gain")],
     ]
 
 

@@ -39,13 +39,14 @@ class WatchedWeights(Weights):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.added = threading.Event()
-        self.snapshot_s = self.add_s = self.committed_s = 0.0
+        self.snapshot_s = self.snapshot_ended_s = self.add_s = self.committed_s = 0.0
 
     def write(self, *args: Any) -> Any:
         """Take a snapshot."""
         began_s = time.perf_counter()
         handle = super().write(*args)
-        self.snapshot_s = time.perf_counter() - began_s
+        self.snapshot_ended_s = time.perf_counter()
+        self.snapshot_s = self.snapshot_ended_s - began_s
         return handle
 
     def add_differences(self, *args: Any) -> None:
@@ -123,7 +124,7 @@ class End:
         while transport.protocol.open:
             time.sleep(0.001)
         took = {"began_s": began_s, "ended_s": weights.committed_s, "cpu_s": cpu_s, "fold_s": fold_s}
-        return took | {"snapshot_s": weights.snapshot_s, "add_s": weights.add_s}
+        return took | {name: getattr(weights, name) for name in ("snapshot_s", "snapshot_ended_s", "add_s")}
 
     def checksum(self) -> Took:
         """Give the sum of the weights, and that of their magnitudes."""
@@ -169,7 +170,7 @@ class End:
             if not over.wait(LIMIT_S) or not came[0]:
                 raise DeadlineError(f"end {self.learner} could not copy the other's weights in {LIMIT_S:g} s")
 
-        return _took(pulled)
+        return _took(pulled) | {"snapshot_ended_s": self.weights.snapshot_ended_s}
 
     def sockets(self) -> Took:
         """Send an array to the other end and receive one, at the same time, and do nothing with it."""

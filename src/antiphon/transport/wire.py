@@ -23,8 +23,8 @@ from torch import Tensor
 
 from antiphon.errors import unknown_name
 
-CHUNK = 1 << 18
-"""Parameters that travel together: 1 MB in float32. Larger falls out of the cache, smaller costs more calls."""
+CHUNK = 1 << 19
+"""Parameters that travel together: 2 MB in float32. Half of it took a fifth longer over loopback, twice it no less."""
 SCALED = 1024
 """Parameters that share a scale in int8."""
 STEPS = 127.0
