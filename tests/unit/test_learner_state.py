@@ -167,6 +167,11 @@ def test_a_moment_that_comes_before_the_first_step_is_kept_and_one_that_is_loade
     learner.optimizer.load_state_dict(saved)
     step(0.0)
     assert learner.weights.w_N[2:].tolist() == [4.0, 4.0]
+    learner.weights.replace(torch.zeros(4))
+    learner._replica.restart()
+    learner.weights.add_differences([(torch.tensor([0.0, 0.0, 4.0, 4.0]), 0.5)], torch.zeros(4))
+    step(1.0)
+    assert learner.weights.w_N[2:].tolist() == [3.0, 3.0], "begun anew, as at first"
     learner.close()
 
 

@@ -96,7 +96,7 @@ class Replica:
                     "a parameter that was frozen when the Learner was made requires a gradient now, and would not be"
                     " exchanged: make the Learner with it trainable, and hold it by a learning rate of 0 meanwhile"
                 )
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups if self._masters else ():
             # In place: an optimizer such as LBFGS keeps the list.
             for place, parameter in enumerate(group["params"]):
                 if (master := self._masters.get(parameter)) is not None:
@@ -106,7 +106,7 @@ class Replica:
 
     def end(self, optimizer: Optimizer) -> None:
         """Give the optimizer the model's own parameters back; doing so twice is harmless."""
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups if self._masters else ():
             for place, master in enumerate(group["params"]):
                 if (parameter := self._owners.get(master)) is not None:
                     group["params"][place] = parameter
@@ -143,6 +143,7 @@ class Replica:
         """Go on with other weights, which lie in w already: the optimizers begin anew."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
+        self._adopted.clear()
         self.scatter()
 
     def finite(self) -> bool:
