@@ -120,8 +120,9 @@ def test_an_asynchronous_run_goes_on_without_a_killed_learner(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with meanwhile(lambda: kill_one(run, 1, [])):
         result = antiphon(
-            "train", aligned, "--out", run, "--learners", 3, "--epochs", 5, *SMALL, *slowed(20, 60, 20), "--json"
-        )
+            "train", aligned, "--out", run, "--learners", 3, "--epochs", 5, *SMALL, *slowed(20, 60, 20), "--restart", 0,
+            "--json",
+        )  # fmt: skip
     summary = result.object
     (fault,) = events(run, "fault")
     assert (fault["learner"], fault["kind"], fault["text"]) == (1, "died", "was killed by SIGKILL")
@@ -135,6 +136,39 @@ def test_an_asynchronous_run_goes_on_without_a_killed_learner(
     assert 0 < dead < min(first, third)
     assert events(run)[-1]["event"] == "run_finished" and (run / "model.pt").is_file()
     assert all_gone(learners(run)) and list(temporary.glob("antiphon-*")) == []
+
+
+def test_injected_faults_heal_and_are_told(aligned: Path, tmp_path: Path) -> None:
+    """Learner 1 is killed and started again, learner 2 becomes not finite and takes a neighbour's weights."""
+    run, faults = tmp_path / "run", ("--inject", "kill:1@3", "--inject", "nan:2@4")
+    result = antiphon(
+        "train", aligned, "--out", run, "--learners", 3, "--epochs", 30, *SMALL, *slowed(20, 20, 20), *faults, "--json"
+    )
+    summary = result.object
+    assert summary["samples_lost"] == 0 and summary["heldout_loss"] > 0 and summary["updates_lost"] <= 3
+    assert "antiphon: learner 1 was killed by SIGKILL; it is started again" in result.err
+    assert "antiphon: learner 2 had weights that were not finite, and began again with" in result.err
+    (fault,) = events(run, "fault")
+    assert fault["restarted"] and fault["updates_lost"] == summary["updates_lost"] and fault["jump"] > 0
+    assert {(row["learner"], row["change"]) for row in events(run, "membership")} == {(1, "returned"), (2, "reseeded")}
+    assert all(row["jump"] >= 0 and row["source"] != row["learner"] for row in events(run, "membership"))
+    assert {(row["learner"], row["incarnation"]) for row in events(run, "learner")} == {(0, 0), (1, 1), (2, 0)}
+    assert events(run, "run_started")[0]["inject"] == ["kill:1@3", "nan:2@4"]
+    steps = sum(summary["steps_by_learner"])
+    assert steps == sum(row["tickets"]["ended"] for row in events(run, "learner")) + 3
+    assert any(row["consensus_distance"] for row in events(run, "progress"))
+    assert all(row["loss"] is None or row["loss"] > 0 for row in events(run, "progress"))
+
+
+def test_faults_that_are_none_are_refused(aligned: Path, tmp_path: Path) -> None:
+    def complaint(*more: object) -> str:
+        return antiphon("train", aligned, "--out", tmp_path / "run", "--learners", 2, *more).complaint
+
+    assert "expected KIND:LEARNER@STEP" in complaint("--inject", "kill")
+    assert "learners are 0..1" in complaint("--inject", "kill:2@1")
+    assert "wait for each other" in complaint("--inject", "leave:1@1", "--strategy", "allreduce")
+    assert "--restart must be at least 0, not -1" in complaint("--restart", -1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_synchronous_run_ends_with_a_killed_learner(

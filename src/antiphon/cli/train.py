@@ -11,6 +11,10 @@ from antiphon.errors import ArgumentError
 from antiphon.records import Json
 
 HELP = "Train an acoustic model with several learners and a chosen strategy."
+INJECT_HELP = (
+    "a fault on purpose, KIND:LEARNER@STEP[:SECONDS]: freeze, kill, nan, leave, join, jitter (docs/faults.md);"
+    " may be given several times"
+)
 EXAMPLE = "antiphon train data/prompts --out runs/ring --strategy random-ring --learners 4"
 
 
@@ -57,6 +61,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slow", action="append", default=[], metavar="L=F", help="make learner L's steps take F times as long"
     )
+    parser.add_argument(
+        "--restart",
+        type=int,
+        default=3,
+        metavar="N",
+        help="start a learner that was killed again, up to N times, in an asynchronous run on one host (default 3)",
+    )
+    parser.add_argument("--inject", action="append", default=[], metavar="FAULT", help=INJECT_HELP)
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out from its newest checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
 
@@ -67,7 +79,16 @@ def run(args: argparse.Namespace) -> Json:
     from antiphon.report.tables import print_table, run_table
 
     config = _config(args)
-    summary = train(args.data, args.out, config, align=args.align, resume=args.resume, overwrite=args.overwrite)
+    summary = train(
+        args.data,
+        args.out,
+        config,
+        align=args.align,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        inject=args.inject,
+        restarts=args.restart,
+    )
     file = sys.stderr if args.json else sys.stdout
     if "wall_s" in summary:
         print_table(run_table([summary]), file)

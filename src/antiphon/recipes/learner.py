@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,19 +13,26 @@ from torch import nn
 
 from antiphon.errors import LearnerError
 from antiphon.learner.learner import Learner
+from antiphon.learner.notes import FOLDER
 from antiphon.recipes.acoustics import Acoustics
+from antiphon.transport.assembly import gather
 from antiphon.transport.block import Block, Gauge
-from antiphon.transport.place import Place
+from antiphon.transport.place import RUN, Place
 
 RESUME_NAME = "resume.pt"
+LOGS = "logs"
 
 
 def learn(run: Path) -> None:
     """Take this process's share of a run's work, from the start or from where an earlier session stopped."""
     place = Place.find()
+    # Under torchrun and srun the run's folder is written by another process.
+    if place.rank == 0:
+        gather(place)
     if not place.creates and place.folder is not None:
-        # Under torchrun the run's folder is written by another process: its shared memory says that it is there.
         Block.attach(place.folder, place.learners)
+    os.environ.setdefault(FOLDER, str(run / LOGS))
+    (run / LOGS).mkdir(exist_ok=True)
     acoustics = Acoustics.of_run(run)
     config = acoustics.config
     torch.set_num_threads(config.threads_per_learner)
@@ -35,7 +44,7 @@ def learn(run: Path) -> None:
         model.load_state_dict(checkpoint["model"])
         first_ticket = checkpoint["tickets"]
         states = checkpoint["optimizers"]
-        if place.learner < len(states) and states[place.learner] is not None:
+        if not place.incarnation and place.learner < len(states) and states[place.learner] is not None:
             optimizer.load_state_dict(states[place.learner])
     learner = Learner(
         model,
@@ -46,16 +55,22 @@ def learn(run: Path) -> None:
         timeout_s=config.timeout_s,
         first_ticket=first_ticket,
     )
+    if RUN not in os.environ:
+        # Ctrl-C reaches every process that torchrun or srun has started: all stop after the step in hand.
+        signal.signal(signal.SIGINT, lambda *_: learner.block.request_stop())
     # Dropout must differ between learners, and between a run and its resumption.
-    torch.manual_seed(hash((config.seed, place.learner, place.rank, first_ticket)))
+    torch.manual_seed(hash((config.seed, place.learner, place.rank, place.incarnation, first_ticket)))
     try:
         _work(learner, acoustics)
         learner.finish()
-        folder = learner.block.folder
-        (folder / f"learner-{learner.number}.json").write_text(json.dumps(learner.metrics))
-        torch.save(optimizer.state_dict(), folder / f"optimizer-{learner.number}.pt")
+        torch.save(optimizer.state_dict(), optimizer_path(run, learner.number))
     finally:
         learner.close()
+
+
+def optimizer_path(run: Path, learner: int) -> Path:
+    """Return where a learner leaves its optimizer's state as it ends."""
+    return run / LOGS / f"optimizer-{learner}.pt"
 
 
 def _work(learner: Learner, acoustics: Acoustics) -> None:
@@ -80,12 +95,14 @@ def _work(learner: Learner, acoustics: Acoustics) -> None:
                 if config.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), config.clip)
                 value = loss.item()
-                if value != value:
+                if not math.isfinite(value) and not learner.heals:
                     raise LearnerError(
                         f"the loss is not a number in step {learner.round} at learning rate {lr:g}: lower --lr,"
                         " or clip more with --clip"
                     )
                 optimizer.step()
+            if not math.isfinite(value):
+                continue
             # The other ranks of a learner have as many, and it is the leader that tells.
             gauges[Gauge.LOSS] += value * frames * learner.place.ranks
             gauges[Gauge.WEIGHT] += frames * learner.place.ranks

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +20,9 @@ from antiphon.learner.membership import jump_of
 from antiphon.learner.notes import FOLDER, NotesReader, folder_of
 from antiphon.learner.progress import Patience
 from antiphon.records import Json
-from antiphon.transport.block import Block, Col, Head, Status, stopped
+from antiphon.transport.block import Block, Col, Head, Status, process_runs, stopped
 from antiphon.transport.buffers import Buffers
+from antiphon.transport.mirror import collect
 from antiphon.transport.place import Place
 
 PR_SET_PDEATHSIG = 1
@@ -44,6 +45,9 @@ class Fault:
     """RMS over parameters by which the mean of those present moved as it went."""
     restarted: bool = False
 
+    def __str__(self) -> str:
+        return f"learner {self.learner} {self.text}; {'it is started again' if self.restarted else 'the others go on'}"
+
 
 @dataclass
 class Watched:
@@ -53,6 +57,8 @@ class Watched:
     faults: list[Fault] = field(default_factory=list)
     news: list[Json] = field(default_factory=list)
     """What learners have noted, in the order in which it was read; ``event`` says what."""
+    missing: list[int] = field(default_factory=list)
+    """Learners on other hosts whose weights the last consensus is without."""
 
     @property
     def present(self) -> list[int]:
@@ -67,7 +73,8 @@ class Watched:
 
     def consensus(self) -> tuple[Tensor, float]:
         """Return the mean of the weights of those present [N], and their RMS distance from it."""
-        return self.map_weights().consensus(self.present)
+        self.missing = collect(self.block)
+        return self.map_weights().consensus([n for n in self.present if n not in self.missing])
 
     def map_weights(self) -> Buffers:
         """Return the memory of the weights; all learners have joined."""
@@ -104,7 +111,8 @@ class Launch:
     ) -> None:
         self.command, self.learners, self.logs, self.grace_s = list(command), learners, logs, grace_s
         self.ranks, self.restarts, self._starts_ranks = ranks, restarts, place is None
-        self.block = (place or Place(0, learners)).open()
+        self._first = place or Place(0, learners)
+        self.block = self._first.open()
         self.watched = Watched(self.block)
         self._patience = Patience(self.block)
         notes = folder_of(self.block.folder if logs is None else logs)
@@ -172,12 +180,21 @@ class Launch:
         look(self.watched)
 
     def _end_frozen(self) -> None:
-        """Kill learners that are stopped (SIGSTOP) and have long not moved, once all others have ended."""
-        running = [number for number in range(self.learners) if self._runs(number)]
-        if len(running) == self.learners or not all(stopped(int(self.block.board_LC[n, Col.PID])) for n in running):
+        """Wait no longer for what has long not moved, once all others have ended.
+
+        A learner that is stopped (SIGSTOP) is killed; one on another host, of which nobody here hears any more, is
+        taken for dead.
+        """
+        block, running = self.block, [number for number in range(self.learners) if self._runs(number)]
+        near = [number for number in running if block.is_local(number)]
+        if len(running) == self.learners or not all(stopped(int(block.board_LC[n, Col.PID])) for n in near):
             return
         for number in running:
-            if self._patience.exhausted(number) and number in self._processes:
+            if not self._patience.exhausted(number):
+                continue
+            if number not in near:
+                block.board_LC[number, Col.STATE] = Status.FAILED
+            elif number in self._processes:
                 self._processes[number].kill()
 
     def stop(self) -> None:
@@ -217,9 +234,15 @@ class Launch:
         )
 
     def _place(self, number: int, rank: int = 0) -> Place:
-        incarnation = self._incarnations[number]
-        folder, learners = self.block.folder, self.learners
-        return Place(number, learners, folder, False, rank=rank, ranks=self.ranks, incarnation=incarnation)
+        return replace(
+            self._first,
+            learner=number,
+            folder=self.block.folder,
+            creates=False,
+            rank=rank,
+            ranks=self.ranks,
+            incarnation=self._incarnations[number],
+        )
 
     def _log(self, number: int, rank: int = 0) -> Path:
         assert self.logs is not None
@@ -229,8 +252,10 @@ class Launch:
         if number in self._processes:
             return self._processes[number].poll() is None
         # Another process of a torchrun job: it is known once it has joined.
-        state = self.block.board_LC[number, Col.STATE]
-        return state not in (Status.DONE, Status.FAILED) and not self.block.dead(number)
+        row_C, near = self.block.board_LC[number], self.block.is_local(number)
+        if row_C[Col.STATE] == Status.DONE:
+            return not row_C[Col.LEFT] and (not near or process_runs(int(row_C[Col.PID])))
+        return not self.block.dead(number)
 
     def _note_ended(self) -> bool:
         """Take note of those that have ended, and say whether all have."""
@@ -303,6 +328,13 @@ class Launch:
             and not block.head[Head.STOP]
             and any(states_L[n] == Status.JOINED and not block.dead(n) for n in range(self.learners))
         )
+
+
+def membership_text(note: Json) -> str:
+    """Return what is told of a ``membership`` event."""
+    source = "" if note["source"] is None else f" with the weights of learner {note['source']}"
+    text = {"reseeded": "had weights that were not finite, and began again"}.get(note["change"], note["change"])
+    return f"learner {note['learner']} {text}{source}"
 
 
 def _die_with(parent: int) -> None:
