@@ -333,7 +333,9 @@ class Learner:
         return self.learners > 1 and self.place.ranks == 1 and not self.strategy.waits
 
     def _slow_down(self) -> None:
-        time.sleep(self._faults.delay_s())
+        # Even sleep(0) gives the core away.
+        if delay_s := self._faults.delay_s():
+            time.sleep(delay_s)
         if self.slow > 1.0:
             if self._replica.device.type == "cuda":
                 torch.cuda.synchronize(self._replica.device)
