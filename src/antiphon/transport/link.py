@@ -7,7 +7,7 @@ import socket
 from typing import Protocol as Interface
 
 from antiphon.transport.base import Poll
-from antiphon.transport.frames import HEADER_BYTES, Frame, MalformedError
+from antiphon.transport.frames import HEADER_BYTES, Frame, MalformedError, What
 from antiphon.transport.streams import Outgoing
 
 QUEUE = 64
@@ -34,7 +34,7 @@ class Receiver(Interface):
         """
 
     def moved(self) -> None:
-        """Bytes went out or came in."""
+        """Bytes went out or came in, this turn."""
 
     def down(self, link: Link, reason: str) -> None:
         """The connection is closed."""
@@ -61,6 +61,8 @@ class Link:
         self._room, self._filled = self._header, 0
         self._held = self._closed = self._nudged = False
         self._watched = (True, False)
+        self.part_bytes = 0
+        """Bytes of vectors that have gone either way."""
         poll.add(self._socket.fileno(), self.pump)
 
     def push(self, frame: Frame, body: bytes = b"") -> None:
@@ -91,6 +93,8 @@ class Link:
                 if not now:
                     break
                 moved += now
+            if moved:
+                self._receiver.moved()
         except (OSError, MalformedError) as error:
             if not self._closed:
                 self.close()
@@ -121,11 +125,9 @@ class Link:
         if not self._choose():
             return 0
         try:
-            sent = self._sendmsg()
+            return self._sendmsg()
         except BlockingIOError:
             return 0
-        self._receiver.moved()
-        return sent
 
     def _choose(self) -> bool:
         """See to it that something is on its way out; say whether it is."""
@@ -145,6 +147,7 @@ class Link:
 
     def _sendmsg(self) -> int:
         sent = left = self._socket.sendmsg(self._leaving)
+        self.part_bytes += sent * (self._leaving_of is not None)
         while self._leaving and left >= len(self._leaving[0]):
             left -= len(self._leaving.pop(0))
         if self._leaving:
@@ -168,10 +171,10 @@ class Link:
             return 0
         if got == 0:
             raise ConnectionResetError("the peer has closed the connection")
+        self.part_bytes += got * (self._frame is not None and self._frame.what is What.PART)
         self._filled += got
         if self._filled == len(self._room):
             self._complete()
-        self._receiver.moved()
         return got
 
     def _complete(self) -> bool:

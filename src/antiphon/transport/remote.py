@@ -59,7 +59,9 @@ class Remote:
         self._pull: Pull | None = None
         self._pulls = 0
         self._served: tuple[Handle, Outgoing] | None = None
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._part_bytes = 0
+        self._scratch: Tensor | None = None
+        self._scratch_bytes = memoryview(b"")
 
     def start(self, mail: Mail) -> None:
         """Begin: the exchange thread runs."""
@@ -170,6 +172,7 @@ class Remote:
         transfer, pull = self._transfer, self._pull
         match frame.what:
             case What.PART if transfer and transfer.concerns(frame):
+                assert self._scratch is not None
                 taken = transfer.take(frame.part, self._scratch[: frame.length])
                 self.bytes_read += frame.length * taken
                 return taken
@@ -196,8 +199,10 @@ class Remote:
         transfer = self._transfer
         if transfer is None:
             return
-        self._stalled = False
-        self._mail.extend(self.peer)
+        if self.link is not None and self.link.part_bytes != self._part_bytes:
+            # Notes do not count: they go on where the exchange's own messages were lost.
+            self._part_bytes, self._stalled = self.link.part_bytes, False
+            self._mail.extend(self.peer)
         if transfer.accept and not transfer.accepted:
             if not transfer.sound:
                 self._mail.withdraw(self.peer)
@@ -210,7 +215,7 @@ class Remote:
         if link is not self.link:
             return
         self.link = None
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = None
         if self._served:
             self._end_serving()
         if self._pull:
@@ -257,6 +262,7 @@ class Remote:
         pull.end(came)
 
     def _scratch_for(self, size_bytes: int) -> memoryview:
-        if not self._scratch.numel():
-            self._scratch = torch.empty(Float32().size(CHUNK), dtype=torch.uint8)
-        return bytes_of(self._scratch[:size_bytes])
+        if self._scratch is None:
+            self._scratch = torch.empty(Float32.size(CHUNK), dtype=torch.uint8)
+            self._scratch_bytes = bytes_of(self._scratch)
+        return self._scratch_bytes[:size_bytes]
