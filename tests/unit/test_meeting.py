@@ -73,12 +73,15 @@ def test_nobody_believes_what_is_not_signed(store):
     signed.write("key", [1])
     assert signed.read("key") == [1]
     assert SignedStore(store, OTHER).read("key") is None
-    for forged in ("", "x", "0" * 64 + "[1]", store.get("key").decode().replace("[1]", "[2]")):
-        store.set("key", forged)
+    key = "antiphon/run/key"
+    for forged in ("", "x", "0" * 64 + "[1]", store.get(key).decode().replace("[1]", "[2]")):
+        store.set(key, forged)
         assert signed.read("key") is None and signed.forged == {"key"}
     signed.write("key", [1])
-    store.set("other", store.get("key").decode())
+    store.set("antiphon/run/other", store.get(key).decode())
     assert signed.read("other") is None, "a value belongs to its key"
+    store.set("antiphon/gather/key", store.get(key).decode())
+    assert SignedStore(store, SECRET, "gather").read("key") is None, "and to its purpose"
 
 
 def test_who_does_not_come_is_named(store):
@@ -118,11 +121,17 @@ def free_port():
 def test_learner_0_serves_the_meeting_on_its_address_alone():
     endpoint = Endpoint("127.0.0.1", free_port(), served=False)
     entries = [entry(number) for number in range(3)]
+    assert endpoint.store(serve=True, timeout_s=5.0) is endpoint.store(serve=False, timeout_s=5.0)
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(lambda n: attend(endpoint, SECRET, n, entries[n], 20.0), range(3)))
-    assert [roster for roster, _ in met] == [met[0][0]] * 3
+        for purpose in ("gather", "run"):
+            met = list(pool.map(lambda n: attend(endpoint, SECRET, n, entries[n], 20.0, purpose), range(3)))  # noqa: B023
+            assert [roster for roster, _ in met] == [met[0][0]] * 3
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", endpoint.port), 1.0)
+    del met
+    endpoint.release()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", endpoint.port), 1.0)
 
 
 def test_a_meeting_that_nobody_serves_is_named():

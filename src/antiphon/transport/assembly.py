@@ -20,6 +20,8 @@ from antiphon.transport.place import Place
 from antiphon.transport.remote import NetworkWeights
 from antiphon.transport.shared import SharedCarrier, SharedRounds, SharedWeights
 
+GATHER_S = 300.0
+
 
 class EndWeights(SharedWeights, NetworkWeights, Interface):
     """What is asked of a learner's weights."""
@@ -32,8 +34,8 @@ class Met:
     roster: Roster
     secret: bytes
     listener: Listener
+    endpoint: Endpoint
     store: Any
-    """Of the meeting: learner 0 may be the one to serve it."""
 
 
 @dataclass
@@ -46,8 +48,23 @@ class End:
     met: Met | None = None
 
     def over(self) -> None:
-        """All have joined: nobody needs the meeting's store any more, and whoever serves it may stop."""
+        """All have joined: nobody needs the meeting's store any more, and learner 0, should it serve it, may stop."""
+        if self.met:
+            self.met.endpoint.release()
         self.met = None
+
+
+def gather(place: Place, timeout_s: float = GATHER_S) -> None:
+    """Wait until learner 0 is there, and all others, where there are several hosts: what it wrote can now be read.
+
+    Raises:
+        ArgumentError: something that is needed is not named.
+        DeadlineError: somebody did not come.
+        LearnerError: the meeting broke off.
+    """
+    if place.hosts > 1:
+        entry = Entry(place.learners, place.host, 0, [])
+        attend(Endpoint.find(), read_secret(), place.learner, entry, timeout_s, "gather")
 
 
 def meet(place: Place, block: Block, parameters: int, timeout_s: float) -> Met | None:
@@ -75,7 +92,7 @@ def meet(place: Place, block: Block, parameters: int, timeout_s: float) -> Met |
         listener.close()
         raise
     block.links_LC[:, Link.HOST] = [each.host for each in roster.entries]
-    return Met(roster, secret, listener, store)
+    return Met(roster, secret, listener, endpoint, store)
 
 
 def assemble(

@@ -74,9 +74,20 @@ class Endpoint:
     def store(self, serve: bool, timeout_s: float) -> Store:
         """Return a connection to the store; the one who is to serve it serves it on the meeting's address alone.
 
+        A process has one such connection: whoever serves goes on serving until `release` is called.
+
         Raises:
             DeadlineError: nothing answers there.
         """
+        if self not in _stores:
+            _stores[self] = self._connect(serve, timeout_s)
+        return _stores[self]
+
+    def release(self) -> None:
+        """Close the connection; what this process serves is served no longer."""
+        _stores.pop(self, None)
+
+    def _connect(self, serve: bool, timeout_s: float) -> Store:
         served_here = serve and not self.served
         listening = self._listen() if served_here else None
         if not served_here:
@@ -147,6 +158,9 @@ def read_secret(environment: Mapping[str, str] = os.environ) -> bytes:
     if len(secret) < SHORTEST_SECRET:
         raise ArgumentError(f"the secret in {where} must have {SHORTEST_SECRET} characters at least, not {len(secret)}")
     return secret
+
+
+_stores: dict[Endpoint, Store] = {}
 
 
 def where_to_listen(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str | list[str]:

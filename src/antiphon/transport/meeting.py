@@ -67,30 +67,33 @@ class Roster:
 class SignedStore:
     """Values that only those who know the secret can have written; others are as if they were not there."""
 
-    def __init__(self, store: Store, secret: bytes) -> None:
-        self.store, self._secret = store, secret
+    def __init__(self, store: Store, secret: bytes, purpose: str = "run") -> None:
+        self.store, self._secret, self._purpose = store, secret, purpose
         self.forged: set[str] = set()
         """Keys whose last value was not signed with this secret."""
 
     def write(self, key: str, value: Any) -> None:
         """Write a value that JSON has a form for."""
-        data = json.dumps(value).encode()
+        key, data = self._full(key), json.dumps(value).encode()
         self.store.set(key, self._tag(key, data) + data.decode())
 
     def read(self, key: str) -> Any:
         """Return the value of a key, None where there is none."""
-        if not self.store.check([key]):
+        if not self.store.check([self._full(key)]):
             return None
-        raw = self.store.get(key)
+        raw = self.store.get(self._full(key))
         tag, data = raw[:64], raw[64:]
-        if not hmac.compare_digest(tag, self._tag(key, data).encode()):
+        if not hmac.compare_digest(tag, self._tag(self._full(key), data).encode()):
             self.forged.add(key)
             return None
         self.forged.discard(key)
         return json.loads(data)
 
+    def _full(self, key: str) -> str:
+        return f"antiphon/{self._purpose}/{key}"
+
     def _tag(self, key: str, data: bytes) -> str:
-        return hmac.new(self._secret, f"antiphon {key} ".encode() + data, hashlib.sha256).hexdigest()
+        return hmac.new(self._secret, key.encode() + b" " + data, hashlib.sha256).hexdigest()
 
 
 def confer(store: SignedStore, learner: int, entry: Entry, deadline_s: float) -> Roster:
@@ -197,8 +200,18 @@ def _entry(value: Mapping[str, Any]) -> Entry:
     return Entry(**{**value, "addresses": addresses})
 
 
-def attend(endpoint: Endpoint, secret: bytes, learner: int, entry: Entry, deadline_s: float) -> tuple[Roster, Store]:
+def attend(
+    endpoint: Endpoint, secret: bytes, learner: int, entry: Entry, deadline_s: float, purpose: str = "run"
+) -> tuple[Roster, Store]:
     """Meet the learners of all hosts.
+
+    Args:
+        endpoint: where.
+        secret: the run's.
+        learner: this learner's number.
+        entry: what it says of itself.
+        deadline_s: how long to wait for all of them.
+        purpose: of the meeting; one for another purpose knows nothing of it.
 
     Returns:
         The roster; and the store, which learner 0 may be the one to serve: to be kept until all have joined.
@@ -212,7 +225,7 @@ def attend(endpoint: Endpoint, secret: bytes, learner: int, entry: Entry, deadli
 
     def take_part() -> tuple[Roster, Store]:
         store = endpoint.store(learner == 0, deadline_s)
-        return confer(SignedStore(store, secret), learner, entry, end - time.monotonic()), store
+        return confer(SignedStore(store, secret, purpose), learner, entry, end - time.monotonic()), store
 
     try:
         return _within(deadline_s + REFUSAL_S, take_part)

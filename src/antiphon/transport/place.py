@@ -64,6 +64,11 @@ class Place:
             raise ArgumentError(f"host {place.host} of {place.hosts}: numbers run from 0 to hosts - 1")
         return place
 
+    @property
+    def watches(self) -> bool:
+        """Whether this process is the run's first: of those that torchrun or srun started, it watches the others."""
+        return self.learner == 0 and self.rank == 0
+
     def within(self) -> Place:
         """Return the place of this rank among those of its learner."""
         assert self.folder is not None
