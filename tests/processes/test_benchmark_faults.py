@@ -63,6 +63,7 @@ def test_arguments_outside_their_bounds(faults):
         faults.kinds_of("kill,frieze")
 
 
+@pytest.mark.long
 def test_a_short_run(faults, monkeypatch):
     monkeypatch.setattr(faults, "MARGIN_S", 1.0)
     words = ("--learners", "2", "--seconds", "1", "--wait", "0.05", "--batch", "2", "--kinds", "nan")
