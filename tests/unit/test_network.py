@@ -453,6 +453,17 @@ def test_valid_frames_in_the_wrong_place_have_no_effect(data):
         exchange(ends, 1)
 
 
+def test_an_answer_without_a_snapshot_has_no_effect():
+    with lonely() as end:
+        end.transport.propose(0, 0.5)  # to nobody: it is not connected
+        until(lambda: end.counts.proposed == 1)
+        with client(end) as connection:
+            connection.sendall(message(Kind.ACCEPT))
+            until(end.idle)
+        assert end.weights.additions == 0
+        assert end.counts.committed == 0
+
+
 FRAMES = st.one_of(
     st.builds(message, st.sampled_from([kind for kind in Kind if kind is not Kind.PUBLISHED]), st.integers(0, 3)),
     st.builds(part, st.just(ONES), st.integers(0, 3), st.just(0), st.integers(0, 1)),

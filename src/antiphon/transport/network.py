@@ -34,6 +34,8 @@ __all__ = ["Listener", "NetworkCarrier"]
 
 CALLS = 64
 """Connections that may be at their handshake; the oldest makes room for one more."""
+FLUSH_S = 1.0
+"""How long last notes may take to leave."""
 ACCEPTS = 16
 """Calls that are taken in one turn."""
 
@@ -177,9 +179,10 @@ class NetworkCarrier(Carrier):
             dialing.end()
         for call in list(self._answered):
             call.close()
+        end_s = time.monotonic() + FLUSH_S
         for remote in self._remotes.values():
             if remote.link:
-                remote.link.flush(0.5)
+                remote.link.flush(max(0.01, end_s - time.monotonic()))
                 remote.link.close()
         self._listener.close()
         os.close(self._asked_fd)

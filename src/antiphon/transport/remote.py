@@ -73,10 +73,10 @@ class Remote:
         """Send a message of the exchange, a proposal with its snapshot behind it, an ACCEPT behind its snapshot."""
         if message.kind is Kind.ACCEPT:
             self._answer(message)
-        elif self.link is not None:
-            self._push(message)
-            if message.kind is Kind.PROPOSE:
-                self._begin(True, message)
+            return
+        self._push(message)
+        if message.kind is Kind.PROPOSE:
+            self._begin(True, message)
 
     def note(self, channel: int, data: bytes) -> None:
         """Send a note, or lose it."""
@@ -96,24 +96,23 @@ class Remote:
         if self.link is not None:
             self.link.push(Frame(What.MESSAGE), pack(message))
 
-    def _begin(self, initiated: bool, message: Message) -> Transfer | None:
-        """Let the own snapshot stream, unless it does already."""
+    def _begin(self, initiated: bool, message: Message) -> Transfer:
+        """Let the own snapshot stream, unless it does already; without a link it never becomes whole."""
         old = self._transfer
-        if self.link is None or (old and (old.initiated, old.sequence) == (initiated, message.sequence)):
+        if old and (old.initiated, old.sequence) == (initiated, message.sequence):
             return old
         own_N = self._slots_SN[message.handle.slot]
         self._transfer = Transfer(initiated, message.sequence, message.handle, own_N, self._wire)
-        self.link.stream(self._transfer.outgoing)
+        if self.link is not None:
+            self.link.stream(self._transfer.outgoing)
         return self._transfer
 
     def _answer(self, message: Message) -> None:
         """Stream, and keep the ACCEPT until the whole pair of snapshots is here; once it is given, give it again."""
         transfer = self._transfer
         if transfer is None or transfer.initiated or transfer.sequence != message.sequence:
-            transfer = self._begin(False, message)
-            if transfer:
-                transfer.accept = message
-            self._stalled = transfer is None
+            self._begin(False, message).accept = message
+            self._stalled = self.link is None
         elif transfer.accepted:
             self._push(message)
         else:
