@@ -16,7 +16,7 @@ from namespaces import Hosts
 
 STEP_S = 0.01
 LEARNERS = 4
-MORE_KILLED = [[2], [0, 1]]
+MORE_KILLED = [[3], [2], [0, 1]]
 
 
 @pytest.fixture
@@ -56,8 +56,6 @@ def test_near_peers_by_memory_and_far_ones_by_network_in_one_run(hosts, tmp_path
     mean_N = torch.stack([result["own_N"] for result in results]).mean(0)
     consensus_N = torch.cat([value.reshape(-1) for value in results[0]["consensus"].values()])
     torch.testing.assert_close(consensus_N, mean_N)
-    spread = max(float((result["own_N"] - mean_N).abs().max()) for result in results)
-    assert spread < 0.5, "they have mixed"
     counts = [result["metrics"]["exchanges"] for result in results]
     assert sum(count["committed"] for count in counts) == sum(count["applied"] for count in counts) > 20
 
@@ -80,6 +78,8 @@ def test_a_cut_link_and_its_healing(hosts, tmp_path, ipv6):
         run.stop()
         run.finish()
     assert_sum_conserved(run.results(), LEARNERS)
+    spread = max(float((a["own_N"] - b["own_N"]).abs().max()) for a in run.results() for b in run.results())
+    assert spread < 1.5, "they were 3 apart, and have mixed"
 
 
 def test_five_of_a_hundred_packets_lost_both_ways(hosts, tmp_path):
@@ -123,7 +123,7 @@ def test_a_learner_that_is_frozen_and_thawed(hosts, tmp_path):
     assert_sum_conserved(run.results(), LEARNERS)
 
 
-@pytest.mark.parametrize("killed", [[3], [2, 3], *(pytest.param(them, marks=pytest.mark.long) for them in MORE_KILLED)])
+@pytest.mark.parametrize("killed", [[2, 3], *(pytest.param(them, marks=pytest.mark.long) for them in MORE_KILLED)])
 def test_the_others_do_the_work_of_those_that_are_killed(hosts, tmp_path, killed):
     """One learner of a host, or all of them at once: every sample is taken all the same, few of them twice."""
     with Run(hosts, [2, 2], body(tmp_path, samples=2_000, lr=0.05), tmp_path) as run:
