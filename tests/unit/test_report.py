@@ -19,7 +19,8 @@ from rich.table import Table
 
 from antiphon.cli.main import main
 from antiphon.errors import ArgumentError, FolderError
-from antiphon.records import Json, write_json, write_jsonl
+from antiphon.records import Json, read_events, write_json, write_jsonl
+from antiphon.report.figures import all_faults
 from antiphon.report.page import write_report
 from antiphon.report.plots import Curve, Panel, look, panel_figure, thin, time_unit
 from antiphon.report.runs import learner_shares, load_run, load_runs, mean_staleness
@@ -368,6 +369,16 @@ def test_command_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.Captu
     ):
         assert main(["report", *words]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_who_comes_and_goes_is_marked_among_the_faults(tmp_path: Path) -> None:
+    run = write_fake_run(tmp_path / "run", "random-ring", seed=1, slowed=False, fault=True)
+    events = read_events(run)
+    change = {"learner": 2, "change": "reseeded", "step": 9, "source": 1, "jump": 0.5}
+    write_jsonl(run / "events.jsonl", [{"event": "membership", "time_s": 0.01, **change}, *events])
+    first, second = all_faults([load_run(run)])
+    assert (first.label, first.text) == ("F1", "learner 2 reseeded with the weights of learner 1")
+    assert second.label == "F2" and second.text.startswith("learner 3 died")
 
 
 def test_default_place_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,14 +32,17 @@ class Fault:
 
 
 def all_faults(runs: Sequence[Run]) -> list[Fault]:
-    """Return the faults of all runs, labelled F1, F2 ... in the order of the runs and of time."""
+    """Return the faults of all runs, and who came or went, labelled F1, F2 ... in the order of the runs and of time."""
     faults: list[Fault] = []
     for index, run in enumerate(runs):
-        for row in run.rows("fault"):
+        rows = [*run.rows("fault"), *run.rows("membership")]
+        for row in sorted(rows, key=lambda row: number(row.get("time_s")) or 0.0):
             time_s = number(row.get("time_s")) or 0.0
-            learner = number(row.get("learner"))
+            learner, source = number(row.get("learner")), number(row.get("source"))
             who = f"learner {learner:g} " if learner is not None else ""
-            text = f"{who}{row.get('kind', 'failed')}" + (f": {row['text']}" if row.get("text") else "")
+            text = f"{who}{row.get('kind') or row.get('change') or 'failed'}"
+            text += f": {row['text']}" if row.get("text") else ""
+            text += f" with the weights of learner {source:g}" if source is not None else ""
             label, tickets = f"F{len(faults) + 1}", number(row.get("tickets_returned"))
             faults.append(Fault(label, run, index, time_s, run.epoch_at(time_s), text, tickets))
     return faults
