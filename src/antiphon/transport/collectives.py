@@ -129,8 +129,10 @@ class GroupRounds(Rounds):
             raise LearnerError(f"learner {self.learner}: round {round} broke off: {error}") from error
 
     def _look(self) -> None:
-        if lost := [peer for peer in self._peers if self.block.dead(peer)]:
-            self.block.board_LC[self.learner, Col.BEREFT] = lost[0] + 1
+        bereft_L = self.block.board_LC[:, Col.BEREFT]
+        # One that has ended for want of another may be heard of before that other one.
+        if lost := sorted({int(bereft_L[n]) - 1 if bereft_L[n] else n for n in self._peers if self.block.dead(n)}):
+            bereft_L[self.learner] = lost[0] + 1
             raise LearnerError(f"learners {lost} are gone, and this strategy needs them in every round")
 
     # --- the rounds' thread

@@ -277,7 +277,7 @@ def collect(block: Block, deadline_s: float = FETCH_S) -> list[int]:
     pulled_L = block.links_LC[:, Link.PULLED]
     if serving_learners(block):
         block.head[Head.ASKED] += 1
-    asked, answered, end = int(block.head[Head.ASKED]), -1, 0.0
+    asked, answered, end = max(1, int(block.head[Head.ASKED])), -1, 0.0
     while True:
         count = int((np.abs(pulled_L[wanted]) >= asked).sum())
         now = time.monotonic()
