@@ -376,7 +376,7 @@ def test_who_comes_and_goes_is_marked_among_the_faults(tmp_path: Path) -> None:
     events = read_events(run)
     change = {"learner": 2, "change": "reseeded", "step": 9, "source": 1, "jump": 0.5}
     write_jsonl(run / "events.jsonl", [{"event": "membership", "time_s": 0.01, **change}, *events])
-    first, second = all_faults([load_run(run)])
+    first, second = all_faults([load_run(run, "run")])
     assert (first.label, first.text) == ("F1", "learner 2 reseeded with the weights of learner 1")
     assert second.label == "F2" and second.text.startswith("learner 3 died")
 
