@@ -22,7 +22,10 @@ class Notes:
     """
 
     def __init__(self, folder: Path | None, learner: int) -> None:
-        self._file = None if folder is None else path_of(folder, learner).open("ab", buffering=0)
+        self._file = None if folder is None else path_of(folder, learner).open("a+b", buffering=0)
+        # An earlier process of the learner may have been killed as it wrote, and have left half a line.
+        if self._file and (end := self._file.tell()) and os.pread(self._file.fileno(), 1, end - 1) != b"\n":
+            self._file.write(b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one note."""
@@ -62,7 +65,6 @@ class NotesReader:
         with path.open("rb") as file:
             file.seek(begin)
             data = file.read()
-        # A learner that was killed while it wrote has left half a line, which its next process goes on behind.
         whole = data[: data.rfind(b"\n") + 1]
         self._read_bytes[learner] += len(whole)
         return [note for line in whole.splitlines() if (note := _note(line))]
