@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -182,7 +183,8 @@ def test_a_synchronous_run_ends_with_a_killed_learner_of_another_host(tmp_path):
         assert run.statuses() == [1, 1, -signal.SIGKILL]
         assert time.monotonic() - began_s < DEADLINE_S / 2, "long before the rounds' own deadline"
     for number in range(2):
-        assert "learners [2] are gone, and this strategy needs them in every round" in run.log(number)
+        # Learner 1 ends for want of learner 2, and these processes end without a last word.
+        assert re.search(r"learners \[(1, )?2\] are gone, and this strategy needs them in every round", run.log(number))
 
 
 def test_a_frozen_learner_is_left_out_of_the_consensus_and_named(tmp_path):
