@@ -255,8 +255,8 @@ def test_a_peer_whose_process_is_gone_is_noticed_and_may_return_as_another(leave
         connected(ends)
         exchange(ends)
         ends[leaver].close()
-        until(lambda: leaver in stays.transport.gone)
-        assert ears.lost == [leaver]
+        until(lambda: ears.lost == [leaver])
+        assert leaver in stays.transport.gone
         assert stays.transport.present() == (stays.learner,)
         # Another process listens at the same address, as a learner that is started again with ANTIPHON_PORT does.
         address, port = listeners[leaver].addresses[0]

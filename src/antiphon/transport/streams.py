@@ -101,8 +101,7 @@ class Transfer:
         if part >= self.outgoing.free:
             return False
         own_C = self.difference_N[part * CHUNK : (part + 1) * CHUNK]
-        self._wire.subtract(data, own_C)
-        self.sound = finite(own_C)
+        self.sound = self._wire.subtract(data, own_C)
         self.received += 1
         return True
 

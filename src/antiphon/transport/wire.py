@@ -49,8 +49,11 @@ class Wire(ABC):
         """Return a chunk's bytes, good until the next call; ``own_C`` becomes what the other end will decode."""
 
     @abstractmethod
-    def subtract(self, data: Tensor, own_C: Tensor) -> None:
-        """Turn ``own_C`` into the difference decode(``data``) - ``own_C``; ``data`` are bytes (uint8)."""
+    def subtract(self, data: Tensor, own_C: Tensor) -> bool:
+        """Turn ``own_C`` into the difference decode(``data``) - ``own_C``, and say whether it is finite.
+
+        ``data`` are bytes (uint8).
+        """
 
 
 class Float32(Wire):
@@ -67,9 +70,9 @@ class Float32(Wire):
         """Return a view of the chunk."""
         return bytes_of(own_C)
 
-    def subtract(self, data: Tensor, own_C: Tensor) -> None:
+    def subtract(self, data: Tensor, own_C: Tensor) -> bool:
         """Subtract."""
-        torch.sub(data.view(torch.float32), own_C, out=own_C)
+        return finite(torch.sub(data.view(torch.float32), own_C, out=own_C))
 
 
 class BFloat16(Wire):
@@ -91,9 +94,9 @@ class BFloat16(Wire):
         own_C.copy_(encoded_C)
         return bytes_of(encoded_C)
 
-    def subtract(self, data: Tensor, own_C: Tensor) -> None:
+    def subtract(self, data: Tensor, own_C: Tensor) -> bool:
         """Subtract, in float32."""
-        torch.sub(data.view(torch.bfloat16), own_C, out=own_C)
+        return finite(torch.sub(data.view(torch.bfloat16), own_C, out=own_C))
 
 
 class Int8(Wire):
@@ -125,15 +128,17 @@ class Int8(Wire):
             torch.mul(steps, scale, out=block)
         return bytes_of(data)
 
-    def subtract(self, data: Tensor, own_C: Tensor) -> None:
+    def subtract(self, data: Tensor, own_C: Tensor) -> bool:
         """Scale back and subtract."""
         scales_S, steps_C = self._parts(data, own_C.numel())
+        sound = True
         for place, block in self._blocks(own_C):
             begin = place * SCALED
             steps = steps_C[begin : begin + block.numel()].view(block.shape)
             theirs = self._work_C[: block.numel()].view(block.shape).copy_(steps)
             theirs.mul_(scales_S[place : place + len(block)].unsqueeze(1))
-            torch.sub(theirs, block, out=block)
+            sound &= finite(torch.sub(theirs, block, out=block))
+        return sound
 
     @staticmethod
     def _parts(data: Tensor, elements: int) -> tuple[Tensor, Tensor]:
