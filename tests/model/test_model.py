@@ -1,7 +1,7 @@
 """The model of the exchange, checked by Spin: exhaustively where nothing else is said, and each planted fault caught.
 
-Spin and gcc are Debian packages (`apt-get install spin gcc`). Without them the tests are skipped, unless the environment
-variable ANTIPHON_NEEDS_SPIN says that they must be there, as `make test-long` does.
+Spin and gcc are Debian packages (`apt-get install spin gcc`). Without them the tests are skipped, unless the
+environment variable ANTIPHON_NEEDS_SPIN says that they must be there, as `make test-long` does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check(folder: Path, *settings: str, deadline_s: float = 600.0) -> Verdict:
 
 
 def assert_proved(verdict: Verdict, at_least: int) -> None:
-    """No error, in a search that was no smaller than it has been: a model that is stuck at its start has none either."""
+    """No error, in a search no smaller than it has been: a model that is stuck at its start has none either."""
     assert verdict.errors == 0, verdict.text
     assert verdict.states >= at_least, verdict.text
 
