@@ -403,3 +403,15 @@ def test_the_exchange_thread_leaves_the_computing_thread_its_threads(block):
         for end in ends:
             end.close()
     assert seen == [2]
+
+
+def test_what_comes_to_pass_just_before_waiting_becomes_vain_has_come_to_pass():
+    happened = []
+
+    def alive():
+        happened.append("its last deed, and then its end")
+        return "it has ended"
+
+    wait_for(lambda: bool(happened), 5.0, "its last deed", alive)
+    with pytest.raises(LearnerError, match="it has ended"):
+        wait_for(lambda: False, 5.0, "more", alive)

@@ -318,6 +318,8 @@ def wait_for(
     end = time.monotonic() + deadline_s
     while not ready():
         if (reason := alive()) is not None:
+            if ready():  # it came to pass just before
+                return
             raise LearnerError(reason)
         if time.monotonic() > end:
             raise DeadlineError(f"waited {deadline_s:g} s for {what}")
