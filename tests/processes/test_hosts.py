@@ -120,6 +120,20 @@ def test_every_strategy_over_two_hosts(name, tmp_path):
     assert run.taken() == dict.fromkeys(range(64), 3)
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_snapshots_go_by_any_wire_format_and_by_ipv6(wire, tmp_path):
+    environment = {"ANTIPHON_WIRE": wire, "MASTER_ADDR": "::1"}
+    with HostRun(lambda: train("random-ring", epochs=2, at_end=save(tmp_path)), (1, 1), tmp_path, **environment) as run:
+        assert_all_well(run)
+    ends = saved(tmp_path, 2)
+    mean_N = torch.cat([value.reshape(-1) for value in ends[1][1].values()])
+    torch.testing.assert_close(mean_N, (ends[0][0] + ends[1][0]) / 2)
+    size = {"bfloat16": 2.0, "int8": 1.004}[wire] * len(mean_N)
+    for _, _, metrics in ends:
+        exchanges = metrics["exchanges"]["committed"] + metrics["exchanges"]["applied"]
+        assert 0 < exchanges * size <= metrics["bytes"] * 1.05
+
+
 def waiting(learner):
     time.sleep(0.01)
 

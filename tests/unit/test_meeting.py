@@ -11,7 +11,14 @@ import pytest
 import torch.distributed as dist
 
 from antiphon.errors import ArgumentError, DeadlineError
-from antiphon.transport.endpoint import Endpoint, is_loopback, own_address, read_secret
+from antiphon.transport.endpoint import (
+    Endpoint,
+    is_loopback,
+    listening_port,
+    own_address,
+    read_secret,
+    where_to_listen,
+)
 from antiphon.transport.meeting import Entry, SignedStore, attend, confer
 
 SECRET, OTHER = b"a secret of the run", b"another one entirely"
@@ -102,6 +109,7 @@ def test_another_secret_is_named(store):
     [
         ({"learners": 4}, "learner 1 on host 0 has 4 learners, learner 0 has 2"),
         ({"parameters": 11}, "learner 1 on host 0 has 11 parameters, learner 0 has 10"),
+        ({"wire": "int8"}, "learner 1 on host 0 has int8 as its wire format, learner 0 has float32"),
         ({"protocol": 2}, "learner 1 on host 0 has 2 as its protocol, learner 0 has 1"),
     ],
 )
@@ -194,6 +202,25 @@ def test_the_secret(tmp_path):
     ]:
         with pytest.raises(ArgumentError, match=text):
             read_secret(environment)
+
+
+def test_where_a_learner_listens(monkeypatch):
+    endpoint = Endpoint("127.0.0.1", 7, served=True)
+    assert where_to_listen(endpoint, {}) == ["127.0.0.1"]
+    assert where_to_listen(endpoint, {"ANTIPHON_INTERFACE": "eth7"}) == "eth7"
+    # A host that knows the meeting's name, its own, as 127.0.1.1.
+    monkeypatch.setattr("antiphon.transport.endpoint.own_address", lambda host: "127.0.1.1")
+    monkeypatch.setattr("antiphon.transport.endpoint.socket.if_nameindex", lambda: [(1, "lo"), (2, "a"), (3, "b")])
+    monkeypatch.setattr("antiphon.transport.endpoint._addresses", lambda name: [f"address of {name}"])
+    assert where_to_listen(Endpoint("first-host", 7, served=True), {}) == ["address of a", "address of b"]
+    assert where_to_listen(endpoint, {}) == ["127.0.1.1"], "the user means this machine alone"
+
+
+def test_the_port():
+    assert listening_port(3, {}) == 0 and listening_port(3, {"ANTIPHON_PORT": "7000"}) == 7003
+    for text in ("a", "65534", "-1"):
+        with pytest.raises(ArgumentError, match=f"ANTIPHON_PORT must be the first .*, not '{text}'"):
+            listening_port(3, {"ANTIPHON_PORT": text})
 
 
 def test_ones_own_address():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 from typing import Protocol as Interface
@@ -9,7 +10,7 @@ from typing import Protocol as Interface
 from antiphon.transport.base import Carrier, Rounds
 from antiphon.transport.block import Block, Link
 from antiphon.transport.collectives import GroupRounds, gloo_group
-from antiphon.transport.endpoint import Endpoint, listening_port, read_secret, where_to_listen
+from antiphon.transport.endpoint import WIRE, Endpoint, listening_port, read_secret, where_to_listen
 from antiphon.transport.exchange import ExchangeTransport
 from antiphon.transport.faults import FaultyCarrier, Script
 from antiphon.transport.listener import Listener
@@ -19,6 +20,7 @@ from antiphon.transport.network import NetworkCarrier
 from antiphon.transport.place import Place
 from antiphon.transport.remote import NetworkWeights
 from antiphon.transport.shared import SharedCarrier, SharedRounds, SharedWeights
+from antiphon.transport.wire import wire_class
 
 GATHER_S = 300.0
 
@@ -83,9 +85,10 @@ def meet(place: Place, block: Block, parameters: int, timeout_s: float) -> Met |
     """
     if place.hosts == 1:
         return None
-    secret, endpoint = read_secret(), Endpoint.find()
+    secret, endpoint, wire = read_secret(), Endpoint.find(), os.environ.get(WIRE, "float32")
+    wire_class(wire)
     listener = Listener(where_to_listen(endpoint), listening_port(place.local_rank))
-    entry = Entry(place.learners, place.host, parameters, listener.addresses)
+    entry = Entry(place.learners, place.host, parameters, listener.addresses, wire)
     try:
         roster, store = attend(endpoint, secret, place.learner, entry, timeout_s)
     except BaseException:
@@ -148,6 +151,7 @@ def _network(place: Place, block: Block, weights: EndWeights, met: Met) -> Netwo
         addresses,
         met.secret,
         run,
+        wire=met.roster.entries[place.learner].wire,
         incarnation=place.incarnation,
     )
 

@@ -34,6 +34,15 @@ REFUSAL_S = 3.0
 """How long learner 0 waits for the others to read why the run cannot be."""
 
 
+EXPECTED = {
+    "protocol": "as its protocol",
+    "learners": "learners",
+    "parameters": "parameters",
+    "wire": "as its wire format",
+}
+"""What all entries must have in common, and how that is said."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """What a learner says of itself."""
@@ -42,6 +51,7 @@ class Entry:
     host: int
     parameters: int
     addresses: list[tuple[str, int]]
+    wire: str = "float32"
     protocol: int = PROTOCOL
     fresh: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -148,7 +158,7 @@ class _Host:
     def _compare(self) -> None:
         """Let all know where a learner expects another run."""
         for learner, other in self._entries.items():
-            for name, what in (("learners", "learners"), ("parameters", "parameters"), ("protocol", "as its protocol")):
+            for name, what in EXPECTED.items():
                 theirs, ours = getattr(other, name), getattr(self.entry, name)
                 if theirs != ours:
                     self._refuse(
