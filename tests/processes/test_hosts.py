@@ -134,6 +134,14 @@ def test_snapshots_go_by_any_wire_format_and_by_ipv6(wire, tmp_path):
         assert 0 < exchanges * size <= metrics["bytes"] * 1.05
 
 
+def test_learners_of_two_ranks_each(tmp_path):
+    with HostRun(
+        lambda: train("random-ring", epochs=2, at_end=save(tmp_path)), (2, 2), tmp_path, ANTIPHON_RANKS_PER_LEARNER="2"
+    ) as run:
+        assert_all_well(run)
+    assert run.taken() == dict.fromkeys(range(64), 2)
+
+
 def waiting(learner):
     time.sleep(0.01)
 

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.errors import ArgumentError
 from antiphon.transport.block import Block
-from antiphon.transport.place import HOST, HOSTS, LEARNER, LEARNERS, RUN, Place, node_names, torchrun_folder
+from antiphon.transport.place import HOST, HOSTS, LEARNER, LEARNERS, RANKS, RUN, Place, node_names, torchrun_folder
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": "29500"}
 
@@ -127,6 +127,10 @@ def test_lists_of_slurms_nodes(text, names):
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "GROUP_RANK must be a whole number, not None"),
         ({**TORCHRUN, "RANK": ""}, "RANK must be a whole number, not ''"),
         ({**STEP, "SLURM_PROCID": "1"}, "SLURM_NODEID must be a whole number, not None"),
+        (
+            {**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_NTASKS": "4", RANKS: "2"},
+            "the 2 ranks of learner 1 would lie on two hosts",
+        ),
         ({RUN: "/x", LEARNER: "1", LEARNERS: "4", HOST: "2", HOSTS: "2"}, "host 2 of 2"),
     ],
 )

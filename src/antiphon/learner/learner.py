@@ -51,8 +51,8 @@ class Learner:
 
     Started by ``antiphon launch --learners L script.py``, or by torchrun or srun on one host or several; alone, it is
     an ordinary loop. All learners begin with the weights of learner 0. One step is w += optimizer(snapshot) - snapshot,
-    an exchange w += c (s_other - s_own); the sum of all learners' weights is moved by steps alone (arXiv 2110.11199). All
-    of that is in float32: a parameter of lower precision has a float32 master, on which the optimizer steps.
+    an exchange w += c (s_other - s_own); the sum of all learners' weights is moved by steps alone (arXiv 2110.11199).
+    All of that is in float32: a parameter of lower precision has a float32 master, on which the optimizer steps.
 
     Args:
         model: its parameters that require a gradient take part, tied ones once: float32, bfloat16 or float16, on the

@@ -63,7 +63,8 @@ def learn(run: Path) -> None:
     try:
         _work(learner, acoustics)
         learner.finish()
-        torch.save(optimizer.state_dict(), optimizer_path(run, learner.number))
+        if place.rank == 0:
+            torch.save(optimizer.state_dict(), optimizer_path(run, learner.number))
     finally:
         learner.close()
 

@@ -181,6 +181,11 @@ def _grouped(place: Place, environment: Mapping[str, str]) -> Place:
     if ranks < 1 or place.learners % ranks:
         raise ArgumentError(f"{RANKS} must divide the {place.learners} processes of the job, and {ranks} does not")
     learner, rank = divmod(place.learner, ranks)
+    if place.hosts > 1 and place.local_rank % ranks != rank:
+        raise ArgumentError(
+            f"the {ranks} ranks of learner {learner} would lie on two hosts:"
+            f" start a multiple of {ranks} processes on each"
+        )
     learners, local_rank = place.learners // ranks, place.local_rank // ranks
     return replace(place, learner=learner, learners=learners, local_rank=local_rank, rank=rank, ranks=ranks)
 
