@@ -69,6 +69,27 @@ class Ends:
         if receiver not in self.dead:
             self.ends[receiver].receive(message, self.now)
 
+    def kill(self, learner: int) -> None:
+        """Let its process end; the others have yet to notice, and what it has sent is still under way."""
+        self.dead.add(learner)
+        self.wire = [(receiver, message) for receiver, message in self.wire if receiver != learner]
+
+    def notice(self, learner: int, dead: int) -> None:
+        """Let ``learner`` notice that a process has ended; what has come from it by then is not heard any more."""
+        self.wire = [(receiver, m) for receiver, m in self.wire if (receiver, m.sender) != (learner, dead)]
+        self.ends[learner].lost(dead)
+
+    def come_back(self, learner: int) -> None:
+        """Let a new process be the learner, once all others have noticed the end of the old one."""
+        old, self.snapshots[learner].held = self.ends[learner], {}
+        self.ends[learner] = ExchangeProtocol(
+            learner, self.snapshots[learner], old.send, DEADLINE_S, incarnation=old.incarnation + 1
+        )
+        self.dead.discard(learner)
+        for end in self.ends:
+            if end.learner not in {learner, *self.dead}:
+                end.returned(learner)
+
     def pass_s(self, seconds: float) -> None:
         self.now += seconds
         for end in self.ends:

@@ -114,3 +114,70 @@ def test_an_end_that_dies_leaves_nothing_open_and_at_most_one_torn_exchange_with
         if all(number != 2 for number, _ in addition[0])
     ]
     assert all(between.count(addition) == 2 for addition in between)
+
+
+@pytest.mark.parametrize("learners", [2, 3, 4])
+@given(seed=st.integers(0, 2**32), lost=st.floats(0.0, 0.3), doubled=st.floats(0.0, 0.3))
+@settings(derandomize=True, max_examples=60, deadline=None)
+def test_an_end_that_dies_and_returns_any_number_of_times(learners, seed, lost, doubled):
+    """Among those that live, an exchange is added at both ends or at neither; with the dead, torn ones are counted."""
+    draw, ends = random.Random(seed), Ends(learners)
+    unaware: set[tuple[int, int]] = set()
+    victim, deaths = learners - 1, 0
+
+    def proposes():
+        sender, receiver = draw.sample(range(learners), 2)
+        if sender not in ends.dead and (sender, receiver) not in unaware:
+            ends.ends[sender].propose(receiver, 1 / 3, ends.now)
+
+    def delivers():
+        if not ends.wire:
+            return
+        place = draw.randrange(len(ends.wire))
+        receiver, message = ends.wire[place]
+        # The slots of a dead process are as it left them; a new one's messages come after the word of its return.
+        if draw.random() >= doubled:
+            ends.wire.pop(place)
+        if draw.random() >= lost:
+            ends.give(receiver, message)
+
+    def ages():
+        ends.now += draw.choice((0.01, 0.1, DEADLINE_S))
+        end = draw.choice(ends.ends)
+        if end.learner not in ends.dead:
+            end.tick(ends.now)
+
+    for _ in range(250):
+        draw.choice((proposes, delivers, delivers, delivers, ages))()
+        for end in ends.ends:
+            assert (end.next_due() is None) == (not end.open), "whatever is open has a deadline"
+        if victim not in ends.dead and draw.random() < 0.02:
+            ends.kill(victim)
+            deaths += 1
+            unaware = {(other, victim) for other in range(learners) if other != victim}
+        elif unaware and draw.random() < 0.3:
+            other, _ = pair = draw.choice(sorted(unaware))
+            ends.notice(other, victim)
+            unaware.discard(pair)
+        elif victim in ends.dead and not unaware and draw.random() < 0.2:
+            ends.come_back(victim)
+    for other, _ in sorted(unaware):
+        ends.notice(other, victim)
+    if victim in ends.dead:
+        ends.come_back(victim)
+    ends.settle()
+    ends.assert_idle()
+    survivors = [learner for learner in range(learners) if learner != victim]
+    added = [addition for learner in range(learners) for addition in ends.snapshots[learner].added]
+    alone = [addition for addition in added if added.count(addition) == 1]
+    assert all(added.count(addition) <= 2 for addition in added)
+    # Whatever was added at one end alone was added with the one that died: by it, or counted as torn.
+    assert all(any(number == victim for number, _ in pair) for pair, _ in alone)
+    by_survivors = sum(addition in ends.snapshots[learner].added for addition in alone for learner in survivors)
+    torn = sum(ends.ends[learner].counts.torn for learner in survivors)
+    assert by_survivors <= torn <= deaths * len(survivors)
+    for first, second in [(learner, victim) for learner in survivors] + [(victim, learner) for learner in survivors]:
+        before = ends.ends[first].counts.committed
+        assert ends.ends[first].propose(second, 1 / 3, ends.now)
+        ends.settle()
+        assert ends.ends[first].counts.committed == before + 1, "whoever has returned exchanges as before"
