@@ -49,7 +49,11 @@ demo: setup  ## recordings to word error rate, with a report, in exp/demo
 test: setup  ## the tests, less those marked long
 	$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
 
+test-long: export ANTIPHON_NEEDS_SPIN = 1
 test-long: setup  ## all tests; leaves a dated result in exp/
+	@for tool in spin gcc; do command -v $$tool >/dev/null || { \
+	  echo "make test-long: $$tool is missing, which checks the model of the exchange." >&2; \
+	  echo "On Debian or Ubuntu: apt-get install $$tool" >&2; exit 2; }; done
 	@mkdir -p exp
 	@result=exp/test-long-$$(date -u +%Y-%m-%dT%H%M%SZ).txt; \
 	$(BIN)/python -c 'import json; from antiphon.records import record; print(json.dumps(record("test-long")))' > $$result; \
