@@ -37,7 +37,7 @@ def assert_both_or_neither(outcome):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 def test_steps_alone_move_the_sum(transport, name, learners):
-    rounds = 6 + 4 * learners
+    rounds = 4 + 2 * learners
     steps_LRN, steps = drawn_steps(1, learners, rounds)
     outcome = TRANSPORTS[transport](name, learners, rounds, steps, Weather())
     expected = sums(outcome.first_LN) - steps_LRN.double().sum((0, 1))
@@ -50,7 +50,7 @@ def test_steps_alone_move_the_sum(transport, name, learners):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "allreduce"])
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 def test_the_distance_shrinks(transport, name, learners):
-    weather = Weather(delay=0.3, delay_s=0.005, settled=True)
+    weather = Weather(delay=0.1, delay_s=0.005, settled=True)
     outcome = TRANSPORTS[transport](name, learners, 3 * learners + 6, stand_still, weather)
     torch.testing.assert_close(sums(outcome.last_LN), sums(first_weights(learners)), atol=ROUNDING, rtol=0)
     assert distances(outcome.last_LN) < 0.3 * distances(outcome.first_LN)
