@@ -80,6 +80,7 @@ def test_two_learners_come_to_an_end_once_losses_stop(tmp_path):
         ("N=2 ROUNDS=2 KILLS=1 MISTAKES=1", 50_000),
         ("N=2 ROUNDS=1 KILLS=2 RETURNS=1 MISTAKES=1", 50_000),
         ("N=3 ROUNDS=1 KILLS=1", 400_000),
+        ("N=3 ROUNDS=1 KILLS=2", 450_000),
         ("N=3 ROUNDS=1 KILLS=0 MISTAKES=1", 300_000),
         ("N=2 ROUNDS=2 KILLS=1 LOSSES=2 LIVE", 10_000),
         ("N=2 ROUNDS=1 KILLS=1 RETURNS=1 MISTAKES=1 LOSSES=2 LIVE", 100_000),

@@ -11,6 +11,8 @@ An acceptor in doubt keeps the pair of snapshots, asks again and goes on: what a
 fixed snapshots, so it may be added at any later time. The sum of the weights is therefore conserved by every exchange
 that both ends end; the one that cannot be (an end dies between the two commits) is counted as torn.
 
+Every state with every event: docs/protocol.md, whose table is tested against this file.
+
 Rules that keep delayed mixing contracting: one unresolved exchange a pair of peers (of two crossing proposals the lower
 number's wins), and of those within their deadline, one started and one accepted by a learner at a time.
 """
