@@ -191,19 +191,6 @@ class Block:
         )
         return self.buffers
 
-    def ticket_counter(self) -> Callable[[], int]:
-        """Return a function that gives the numbers 0, 1, 2, ... over all processes, each once, without a lock.
-
-        Each call appends one byte to a file; its offset is the number. No process, frozen or dead, can block it.
-        """
-        fd = os.open(self.folder / "tickets", os.O_WRONLY | os.O_APPEND)
-
-        def next_number() -> int:
-            os.write(fd, b".")
-            return os.lseek(fd, 0, os.SEEK_CUR) - 1
-
-        return next_number
-
     def is_local(self, learner: int) -> bool:
         """Say whether a learner runs on this host."""
         return bool(self.links_LC[learner, Link.HOST] == self.head[Head.HOST])
