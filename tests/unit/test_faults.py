@@ -239,3 +239,20 @@ def test_a_killed_process_is_killed(text):
         script.at(parse(text).point)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_where_snapshots_travel_with_messages_a_late_or_corrupt_one_is_lost():
+    sent = []
+
+    class Streaming(Recorded):
+        streams = True
+
+        def send(self, peer, message):
+            sent.append(message)
+
+    plain = Message(Kind.PROPOSE, 0, 1, Handle(0, 1), 0.5)
+    for kind in ("corrupt", "delay"):
+        FaultyCarrier(Streaming([]), fates=noise(0, **{kind: 1.0})).send(1, plain)
+    assert sent == []
+    FaultyCarrier(Streaming([]), fates=noise(0, double=1.0)).send(1, plain)
+    assert sent == [plain, plain]

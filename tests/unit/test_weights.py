@@ -297,3 +297,12 @@ def test_replaced_weights_are_whole_whatever_they_were(pair):
     weights.replace(torch.full_like(weights.w_N, 2.5))
     assert weights.finite and weights.take() is not None
     assert bool((read(weights) == 2.5).all())
+
+
+def test_a_learner_that_returns_names_no_snapshot_as_the_process_before_it_did():
+    buffers = Buffers.in_process(1, 4)
+    before = Weights(buffers, 0)
+    handles = [before.take() for _ in range(3)]
+    buffers.versions_LS[0, 0] = -1  # killed as it was writing
+    returned = Weights(buffers, 0)
+    assert min(returned.take().version for _ in range(3)) > max(handle.version for handle in handles)

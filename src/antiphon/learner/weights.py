@@ -54,7 +54,8 @@ class Weights:
         self._pins = [False] * buffers.slots_LSN.shape[1]
         self.finite = True
         """Whether the weights were finite when they were last copied; `replace` makes them so again."""
-        self._versions = 0
+        # Above those of a process that was this learner before, had it counted so: what it named is not found again.
+        self._versions = time.monotonic_ns() if buffers.versions_LS[learner].any() else 0
         self._lock = threading.Lock()
         self._block_B = torch.empty(min(BLOCK, self.w_N.numel()))
 

@@ -109,6 +109,8 @@ class Carrier(ABC):
 
     peers: tuple[int, ...]
     bytes_read: int = 0
+    streams: bool = False
+    """Whether snapshots travel with the messages that name them, so that these cannot be sent later, or otherwise."""
 
     @abstractmethod
     def open(self, poll: Poll, mail: Mail) -> None:

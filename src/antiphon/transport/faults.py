@@ -16,7 +16,8 @@ step itself, or, where a POINT is named, when the learner first gets there from 
 | drop, double, corrupt | what it sends is lost, sent twice, names no snapshot | for how long; one message | MESSAGE |
 | delay | a message that it sends comes late | how late; 0.5 | MESSAGE |
 
-MESSAGE is propose, accept, refuse, commit, abort or done.
+MESSAGE is propose, accept, refuse, commit, abort or done. Over the network, where a snapshot belongs to its message, one
+that would be corrupt or late is lost instead.
 """
 
 from __future__ import annotations
@@ -267,6 +268,8 @@ class FaultyCarrier(Carrier):
         name = message.kind.name.lower()
         self._at(f"before-send-{name}")
         for later_s, fated in self._fates(message):
+            if self.carrier.streams and (later_s > 0 or fated != message):
+                continue
             if later_s > 0:
                 self._late.append((time.monotonic() + later_s, peer, fated))
             else:

@@ -58,6 +58,8 @@ class NetworkCarrier(Carrier):
         ArgumentError: an unknown wire format, a peer without an address, an empty secret.
     """
 
+    streams = True
+
     def __init__(
         self,
         learner: int,

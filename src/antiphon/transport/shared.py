@@ -90,9 +90,9 @@ class SharedCarrier(Carrier):
     def open(self, poll: Poll, mail: Mail) -> None:
         """Watch the socket, and the peers' processes."""
         self._poll, self._mail = poll, mail
-        poll.add(self._socket.fileno(), self._receive_all)
         for peer in self.peers:
             self._watch(peer)
+        poll.add(self._socket.fileno(), self._receive_all)
 
     def send(self, peer: int, message: Message) -> None:
         """Send a datagram: a full queue (a frozen peer) or a missing socket (a dead one) loses it."""
