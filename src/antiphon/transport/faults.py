@@ -16,8 +16,8 @@ step itself, or, where a POINT is named, when the learner first gets there from 
 | drop, double, corrupt | what it sends is lost, sent twice, names no snapshot | for how long; one message | MESSAGE |
 | delay | a message that it sends comes late | how late; 0.5 | MESSAGE |
 
-MESSAGE is propose, accept, refuse, commit, abort or done. Over the network, where a snapshot belongs to its message, one
-that would be corrupt or late is lost instead.
+MESSAGE is propose, accept, refuse, commit, abort or done. Over the network, where a snapshot belongs to its message,
+one that would be corrupt or late is lost instead.
 """
 
 from __future__ import annotations
