@@ -113,7 +113,9 @@ class Driven:
     def _answer(self, learner: int) -> Took:
         pipe = self.processes[learner].stdout
         assert pipe is not None
-        if not select.select([pipe], [], [], LIMIT_S)[0]:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        if not poll.poll(LIMIT_S * 1e3):
             raise DeadlineError(f"waited {LIMIT_S:g} s for learner {learner}")
         line = pipe.readline()
         if not line:

@@ -209,7 +209,8 @@ def test_synchronous_learners_are_equal(prompts: Prepared, tmp_path: Path) -> No
     assert first == second > 0
     assert result["samples_lost"] == 0
     assert result["staleness"] == {"mean": 0, "max": 0}
-    assert all(row["consensus_distance"] == 0 for row in events(run, "evaluation"))
+    # Those before the last may have met one learner before its step of a round, and the other after it.
+    assert events(run, "evaluation")[-1]["consensus_distance"] == 0
     # The demo's last stage, on the folders as the demo names them.
     (tmp_path / "data").symlink_to(prompts.data)
     page = antiphon("demo", "--out", tmp_path, "--stage", "report", "--json").object

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import stat
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -415,3 +417,18 @@ def test_what_comes_to_pass_just_before_waiting_becomes_vain_has_come_to_pass():
     wait_for(lambda: bool(happened), 5.0, "its last deed", alive)
     with pytest.raises(LearnerError, match="it has ended"):
         wait_for(lambda: False, 5.0, "more", alive)
+
+
+def test_a_block_that_nobody_holds_leaves_no_descriptor_open(tmp_path):
+    def make():
+        block = Block.create(2)
+        block.allocate(10)
+        Block.attach(block.folder, 2).draws()
+        block.remove()
+
+    make()
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    make()
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -132,7 +132,8 @@ def test_memory_counts_what_the_engine_adds(common: ModuleType, capsys: pytest.C
     (row,) = result["rows"]
     assert (row["strategy"], row["frozen"], result["parameters"]) == ("allreduce", False, 4_000_000)
     assert 2.9 < row["shared_copies"] < 3.2, "the weights and two slots"
-    assert 1.5 < row["extra_copies"] < 4.0
+    # Besides the copies: a block of 4 MB that differences pass through, a quarter of a copy at this size.
+    assert 1.5 < row["extra_copies"] < 4.25
 
 
 def test_memory_freezes_those_that_wait_for_nobody(memory: ModuleType) -> None:

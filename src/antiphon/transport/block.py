@@ -16,6 +16,7 @@ import shutil
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,7 @@ class Block:
 
     def __init__(self, folder: Path, fd: int, learners: int) -> None:
         self.folder, self.learners, self._fd = folder, learners, fd
+        weakref.finalize(self, os.close, fd)
         self._slots = slots_of(learners)
         words = len(Head) + learners * (len(Col) + len(Link) + len(Gauge) + OUTSTANDING + 3 + self._slots)
         self._control_bytes = -(-words * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -149,8 +151,9 @@ class Block:
         fd = os.memfd_create("antiphon-block")
         block = cls(folder, fd, learners)
         block.head[Head.LEARNERS], block.head[Head.MAGIC] = learners, MAGIC
-        # The counter's file stays open as long as this process: learners reach it through this descriptor.
+        # The counter's file stays open as long as the block: learners reach it through this descriptor.
         tickets = os.memfd_create("antiphon-tickets")
+        weakref.finalize(block, os.close, tickets)
         (folder / "tickets").symlink_to(f"/proc/{os.getpid()}/fd/{tickets}")
         (folder / "block").symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
         return block
