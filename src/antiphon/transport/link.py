@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import socket
 from typing import Protocol as Interface
 
@@ -100,6 +101,12 @@ class Link:
                 self.close()
                 self._receiver.down(self, str(error))
         self._watch()
+
+    def urge(self) -> None:
+        """Send what can be sent of the control frames that wait, now; what goes wrong shows at the next turn."""
+        with contextlib.suppress(OSError):
+            while self._queue and self._send():
+                pass
 
     def close(self) -> None:
         """Close the connection; nobody is told."""

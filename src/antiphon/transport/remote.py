@@ -56,6 +56,8 @@ class Remote:
         self._slots_SN = weights.buffers.slots_LSN[learner]
         self._transfer: Transfer | None = None
         self._stalled = False
+        self._committed = 0
+        """The number of the exchange whose COMMIT went out before this end's adding, and is not to go out again."""
         self._pull: Pull | None = None
         self._pulls = 0
         self._served: tuple[Handle, Outgoing] | None = None
@@ -73,6 +75,9 @@ class Remote:
         """Send a message of the exchange, a proposal with its snapshot behind it, an ACCEPT behind its snapshot."""
         if message.kind is Kind.ACCEPT:
             self._answer(message)
+            return
+        if message.kind is Kind.COMMIT and message.sequence == self._committed:
+            self._committed = 0
             return
         self._push(message)
         if message.kind is Kind.PROPOSE:
@@ -126,9 +131,17 @@ class Remote:
         return handle.version > 0 and (self._transfer is None or self._transfer.complete)
 
     def apply(self, coefficient: float) -> None:
-        """Add the difference."""
-        assert self._transfer is not None and self._transfer.complete
-        self.weights.add(self._transfer.difference_N, coefficient)
+        """Add the difference; an initiator says COMMIT first, so that both ends add at the same time.
+
+        Nobody reads this end's snapshot any more, and should this process die in between, its weights die with it.
+        """
+        transfer = self._transfer
+        assert transfer is not None and transfer.complete
+        if transfer.initiated and self.link is not None:
+            self._push(Message(Kind.COMMIT, self.learner, transfer.sequence))
+            self.link.urge()
+            self._committed = transfer.sequence
+        self.weights.add(transfer.difference_N, coefficient)
 
     def released(self, own: Handle) -> None:
         """Let go of the own snapshot, if it is this one."""
