@@ -39,11 +39,12 @@ def main() -> None:
                 optimizer.step()
 
     model.load_state_dict(learner.consensus())
+    leads = learner.leads
     learner.close()
-    if learner.number == 0:
+    if leads:
         inputs, targets = data.tensors
         right = (model(inputs).argmax(1) == targets).float().mean()
-        print(f"accuracy {right:.3f}, steps of learner 0: {learner.round}", flush=True)
+        print(f"accuracy {right:.3f}, steps of learner {learner.number}: {learner.round}", flush=True)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,9 @@ def test_a_learner_that_is_frozen_for_good_does_not_hold_the_run(tmp_path, monke
         os.kill(launch.pids[1], signal.SIGSTOP)
         watched = watch(launch)
     assert [(fault.learner, fault.kind) for fault in watched.faults] == [(1, "died")]
-    assert watched.faults[0].text == "was killed by SIGKILL" and done(launch) == [0, 2]
+    assert watched.faults[0].text == "was stopped (SIGSTOP) and did not go on, so that it was killed" and done(
+        launch
+    ) == [0, 2]
 
 
 def test_a_run_that_is_asked_to_stop_stops_in_step(tmp_path):
@@ -408,3 +410,13 @@ def test_nothing_is_left_over():
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("exchange")] == []
+
+
+def test_another_learner_leads_where_learner_0_has_died(tmp_path):
+    def say(learner):
+        print("leads", learner.leads, flush=True)
+
+    with ForkLaunch(lambda: train("random-ring", before_step=kill_at(0, 2), at_end=say), 3, tmp_path) as launch:
+        launch.watch(lambda seen: None)
+        assert ["leads True" in launch.log(number) for number in range(3)] == [False, True, False]
+        assert "leads False" in launch.log(2)

@@ -102,3 +102,13 @@ def test_too_small_a_batch_is_refused(tmp_path):
     with ForkLaunch(partial(train, "random-ring", batch=3), 2, tmp_path, 2) as launch, pytest.raises(LearnerError):
         launch.watch(lambda seen: None)
     assert "batch must be at least the number of learners' ranks (4), not 3" in launch.log(0)
+
+
+def test_ranks_that_are_asked_to_stop_end_whatever_epochs_are_left(tmp_path):
+    """More epochs are left than the list of tickets has room for their ends."""
+    with ForkLaunch(partial(train, "random-ring", epochs=1000), 2, tmp_path, 2) as launch:
+        until(lambda: min(launch.board(Col.STEPS)) > 3, "some steps")
+        launch.stop()
+        assert launch.wait(20.0)
+        until(lambda: all(process.poll() is not None for process in launch._followers), "ranks that follow to end")
+        assert [process.poll() for process in launch._followers] == [0, 0]

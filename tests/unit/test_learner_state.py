@@ -58,6 +58,10 @@ def test_statistics_are_recomputed_on_the_consensus():
     learn(learner)
     own = {name: value.clone() for name, value in model.state_dict().items()}
     state = learner.consensus(batches=[inputs(0), inputs(1)])
+    both = torch.cat([inputs(0), inputs(1)])
+    assert torch.equal(
+        learner.consensus(batches=both)["1.running_var"], learner.consensus(batches=[both])["1.running_var"]
+    )
     learner.close()
     hidden = [nn.functional.linear(inputs(k), state["0.weight"], state["0.bias"]) for k in range(2)]
     mean = torch.stack([each.mean(0) for each in hidden]).mean(0)

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from antiphon.errors import ArgumentError, DeadlineError
+from antiphon.transport import meeting
 from antiphon.transport.endpoint import (
     Endpoint,
     is_loopback,
@@ -98,9 +99,11 @@ def test_who_does_not_come_is_named(store):
     assert "waited 0.1 s for learner 0, and all others, to meet" in str(error.value)
 
 
-def test_another_secret_is_named(store):
-    first, second = all_confer(store, [entry(0, 2), entry(1, 2)], deadline_s=1.0, secrets={1: OTHER})
-    assert isinstance(first, DeadlineError) and isinstance(second, DeadlineError)
+def test_another_secret_is_named_long_before_the_deadline(store, monkeypatch):
+    monkeypatch.setattr(meeting._Host, "patience_s", 0.1)
+    first, second = all_confer(store, [entry(0, 2), entry(1, 2)], deadline_s=30.0, secrets={1: OTHER})
+    assert isinstance(first, ArgumentError) and isinstance(second, ArgumentError)
+    assert "it signs with another secret than this host's: give all hosts the same secret" in str(second)
     assert "what [1] wrote is signed with another secret than this host's" in str(first)
 
 

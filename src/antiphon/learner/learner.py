@@ -121,9 +121,11 @@ class Learner:
         place = self.place
         if self._follows:
             place, kind = place.within(), strategy_class("allreduce")
-        self.number, self.learners = place.learner, place.learners
-        self.strategy = kind(self.number, self.learners, seed)
-        averages = self.learners > 1 and AverageGradients() in self.strategy.gradient(0, range(self.learners))
+        self.number, self.learners = self.place.learner, self.place.learners
+        self.seat, seats = place.learner, place.learners
+        """Its row of `block`: its number; of a rank that follows, its rank."""
+        self.strategy = kind(self.seat, seats, seed)
+        averages = seats > 1 and AverageGradients() in self.strategy.gradient(0, range(seats))
         if (averages or place.ranks > 1) and len(optimizers) > 1:
             who = strategy if averages else "a learner of several ranks"
             raise ArgumentError(
@@ -140,8 +142,8 @@ class Learner:
             atexit.register(self.block.remove)
         self._faults = Injected.find(self.place, self.block, waits, lambda: self.round, seed)
         self._tell_at_s = time.monotonic() + TELL_S
-        alone = place.creates and self.learners == 1
-        self.notes = Notes(None if alone or self._follows else folder_of(self.block.folder), self.number)
+        alone = place.creates and seats == 1
+        self.notes = Notes(None if alone or self._follows else folder_of(self.block.folder), self.seat)
         met = meet(place, self.block, self._replica.layout.size, timeout_s)
         self.weights, late = self._join(place, kind.waits)
         deadline_s = ANSWER_S + COPY_S * self.weights.w_N.numel()
@@ -157,17 +159,17 @@ class Learner:
             timeout_s=timeout_s,
         )
         self.transport = end.transport
-        if self.learners > 1:
+        if seats > 1:
             # Python hands its lock over after 5 ms unless told otherwise: an age for the exchange thread.
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
-        begin(self.block, self.number, self._replica, self.weights, end, timeout_s, late)
+        begin(self.block, self.seat, self._replica, self.weights, end, timeout_s, late)
         self._leader = Leader(place, self.weights.w_N, timeout_s) if place.ranks > 1 else None
         self.work = self._work(waits, first_ticket, end)
         self._sampler: BatchSampler | None = None
         meetings = [*([self._leader.rounds] if self._leader else []), *([self.transport] if averages else [])]
         gradients = GradientMean(self._replica, *meetings) if meetings else None
         self._updates = Updates(self._replica, self.weights, gradients, self._gradient_known)
-        self._healing = Healing(self.block, self.number, self._replica, self.weights)
+        self._healing = Healing(self.block, self.seat, self._replica, self.weights)
         self.staleness: Counter[int] = Counter()
         self.compute_s = self.wait_s = 0.0
         self._additions = 0
@@ -180,10 +182,8 @@ class Learner:
         """Return the learner's weights, and whether it comes into a run that has begun."""
         late = self._faults.script.late()
         if late is None and not place.incarnation:
-            return join(self.block, self.number, self._replica, waits, self.timeout_s), False
-        weights, change = come_later(
-            self.block, self.number, self._replica, place.incarnation, late or 0, self.timeout_s
-        )
+            return join(self.block, self.seat, self._replica, waits, self.timeout_s), False
+        weights, change = come_later(self.block, self.seat, self._replica, place.incarnation, late or 0, self.timeout_s)
         self.round = change.step
         self.notes.write("membership", **vars(change))
         return weights, True
@@ -192,11 +192,11 @@ class Learner:
 
     def _work(self, waits: bool, first_ticket: int, end: End) -> Work:
         if self._follows:
-            return Followed(self.block, self.number, self.timeout_s, self.place.learners if waits else 1)
-        work = (Rounds if waits else Tickets)(self.block, self.number, first_ticket)
+            return Followed(self.block, self.seat, self.timeout_s, self.place.learners if waits else 1)
+        work = (Rounds if waits else Tickets)(self.block, self.seat, first_ticket)
         if self.place.incarnation and isinstance(work, Tickets):
             work.pool.reclaim()
-            self.block.board_LC[self.number, Col.INCARNATION] = self.place.incarnation
+            self.block.board_LC[self.seat, Col.INCARNATION] = self.place.incarnation
         if end.mirror and isinstance(work, Tickets):
             work.share_over(self.transport, end.mirror.notes)
         return Led(work, self._leader) if self._leader else work
@@ -254,7 +254,7 @@ class Learner:
             self._end_step(batches)
         except BaseException:
             self._over = "a step of this learner has failed: make a new Learner, in a new run"
-            self.block.board_LC[self.number, Col.STATE] = Status.FAILED
+            self.block.board_LC[self.seat, Col.STATE] = Status.FAILED
             if self._leader:
                 self._leader.end(Status.FAILED)
             self._updates.give_up()
@@ -295,7 +295,7 @@ class Learner:
 
     def _end_step(self, batches: int) -> None:
         self._updates.finish()
-        row_C = self.block.board_LC[self.number]
+        row_C = self.block.board_LC[self.seat]
         if self.weights.additions != self._additions:
             row_C[Col.MIXED], self._additions = self.round, self.weights.additions
         step_s = time.perf_counter() - self._began_s
@@ -303,7 +303,7 @@ class Learner:
             self._leader.stepped(self.round, self.weights.w_N, step_s)
         elif isinstance(self.work, Followed):
             self._updates.replace(self.work.weights(self.round))
-        self.block.gauges_LC[self.number, Gauge.STEP_S] = step_s
+        self.block.gauges_LC[self.seat, Gauge.STEP_S] = step_s
         self.wait_s += self._waited_s
         self.compute_s += step_s - self._waited_s
         self._start_exchanges()
@@ -330,7 +330,7 @@ class Learner:
     @property
     def heals(self) -> bool:
         """Whether this learner, should its weights become not finite, begins again with a neighbour's."""
-        return self.learners > 1 and self.place.ranks == 1 and not self.strategy.waits
+        return not self._follows and self.learners > 1 and self.place.ranks == 1 and not self.strategy.waits
 
     def _slow_down(self) -> None:
         # Even sleep(0) gives the core away.
@@ -356,7 +356,7 @@ class Learner:
         else:
             self._finish_with_others(states_L)
         self._replica.unbind()
-        states_L[self.number] = Status.DONE
+        states_L[self.seat] = Status.DONE
         if self._leader:
             self._leader.stepped(self.round, self.weights.w_N, 0.0)
             self._leader.end()
@@ -375,8 +375,8 @@ class Learner:
         self.transport.refuse()
         self.transport.drain(deadline_s=10.0)
         self._updates.settle()
-        change = Change(self.number, "left", self.round, None, jump_of(self.block, self.number))
-        self.block.board_LC[self.number, Col.STATE] = Status.AWAY
+        change = Change(self.seat, "left", self.round, None, jump_of(self.block, self.seat))
+        self.block.board_LC[self.seat, Col.STATE] = Status.AWAY
         self.transport.close()
         self._replica.unbind()
         self.notes.write("membership", **vars(change))
@@ -384,15 +384,26 @@ class Learner:
     def _finish_with_others(self, states_L: NDArray[np.int64]) -> None:
         self.transport.drain(deadline_s=10.0)
         self.weights.retire()
-        states_L[self.number] = Status.DRAINED
+        states_L[self.seat] = Status.DRAINED
         patience = Patience(self.block)
         with contextlib.suppress(DeadlineError):
-            wait_for(lambda: not waiting_for(self.block, self.number, patience), DAY_S, "the other learners")
+            wait_for(lambda: not waiting_for(self.block, self.seat, patience), DAY_S, "the other learners")
         if not self.transport.drain(deadline_s=2.0):
             self.transport.close()
         self._updates.settle()
         # Of learners on other hosts too, while they are still there.
         collect(self.block)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one to save or print what all have in common.
+
+        True for one of them: rank 0 of the lowest-numbered learner that is present. Best asked after `consensus`.
+        """
+        block = self.block
+        return not self._follows and all(
+            block.dead(number) or block.board_LC[number, Col.STATE] == Status.ABSENT for number in range(self.number)
+        )
 
     def consensus(self, batches: Iterable[Any] | None = None) -> dict[str, Tensor]:
         """Return a plain state_dict: the mean of all present learners' weights.
@@ -436,7 +447,7 @@ class Learner:
             "ranks": self.place.ranks,
             "incarnation": self.place.incarnation,
             "steps": self.round,
-            "samples": int(self.block.board_LC[self.number, Col.SAMPLES]),
+            "samples": int(self.block.board_LC[self.seat, Col.SAMPLES]),
             "compute_s": self.compute_s,
             "wait_s": self.wait_s,
             "exchange_s": self.transport.exchange_s,
@@ -465,7 +476,7 @@ class Learner:
             self.transport.close()
         self.notes.write("learner", **self.metrics)
         self.notes.close()
-        leave(self.block, self.number)
+        leave(self.block, self.seat)
         self.transport.close()
         if self._leader:
             self._leader.end()

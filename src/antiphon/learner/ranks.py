@@ -90,9 +90,11 @@ class Led(Work):
         return self._shown(self.work.rest(total))
 
     def over(self, stopping: bool) -> None:
-        """Tell that an epoch has ended, the last one where the run is asked to stop."""
-        self.leader.block.head[Head.STOP] = int(stopping)
-        self.leader.show(END)
+        """Tell that an epoch has ended, the last one where the run is asked to stop; nobody follows after that."""
+        head = self.leader.block.head
+        if not head[Head.STOP]:
+            head[Head.STOP] = int(stopping)
+            self.leader.show(END)
 
     def position(self, ticket: int) -> int:
         """Return where a ticket lies in the work."""

@@ -29,8 +29,11 @@ def recomputed(model: nn.Module, state: dict[str, Tensor], batches: Iterable[Any
     Args:
         model: whose class and buffers these are; it stays as it is.
         state: its weights.
-        batches: inputs, or tuples of which the first is the input, as for `torch.optim.swa_utils.update_bn`.
+        batches: any number of batches, each an input or a tuple of which the first is the input, such as a loader
+            gives; or a single input.
     """
+    if isinstance(batches, Tensor):
+        batches = [batches]
     replica = copy.deepcopy(model)
     replica.load_state_dict(state)
     device = next(model.parameters()).device

@@ -77,7 +77,7 @@ def optimizer_path(run: Path, learner: int) -> Path:
 def _work(learner: Learner, acoustics: Acoustics) -> None:
     config, samples = acoustics.config, acoustics.samples("train")
     model, optimizer = learner.model, learner.optimizer
-    gauges = learner.block.gauges_LC[learner.number]
+    gauges = learner.block.gauges_LC[learner.seat]
     sampler = learner.batch_sampler(samples, config.batch, config.epochs)
     model.train()
     while sampler.epoch < config.epochs and not learner.stopping():

@@ -125,6 +125,7 @@ class Launch:
         self._noted: set[int] = set()
         """Learners whose end was noted."""
         self._followers: list[subprocess.Popen[bytes]] = []
+        self._frozen: set[int] = set()
         self._files: list[IO[bytes]] = []
 
     def __enter__(self) -> Launch:
@@ -195,6 +196,7 @@ class Launch:
             if number not in near:
                 block.board_LC[number, Col.STATE] = Status.FAILED
             elif number in self._processes:
+                self._frozen.add(number)
                 self._processes[number].kill()
 
     def stop(self) -> None:
@@ -293,6 +295,8 @@ class Launch:
             kind, text = "died", "vanished"
         elif code < 0:
             kind, text = "died", f"was killed by {signal.Signals(-code).name}"
+            if number in self._frozen:
+                text = "was stopped (SIGSTOP) and did not go on, so that it was killed"
         if self.logs is not None and self._log(number).exists():
             lines = self._log(number).read_text(errors="replace").strip().splitlines()
             if kind == "failed" and lines:

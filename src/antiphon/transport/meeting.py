@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from antiphon.errors import ArgumentError, DeadlineError, LearnerError
-from antiphon.transport.endpoint import Endpoint, Store
+from antiphon.transport.endpoint import SECRET, Endpoint, Store
 
 Result = TypeVar("Result")
 PROTOCOL = 1
@@ -115,7 +115,12 @@ def confer(store: SignedStore, learner: int, entry: Entry, deadline_s: float) ->
     """
     end = time.monotonic() + deadline_s
     turn = _Host(store, entry) if learner == 0 else _Guest(store, learner, entry)
+    forged_s = None
     while (roster := turn.look()) is None:
+        forged_s = (forged_s or time.monotonic()) if store.forged else None
+        if forged_s and time.monotonic() - forged_s >= turn.patience_s:
+            turn.part()
+            raise ArgumentError(f"{turn.missing()}: give all hosts the same secret ({SECRET} or {SECRET}_FILE)")
         if time.monotonic() > end:
             raise DeadlineError(f"waited {deadline_s:g} s for {turn.missing()}")
         time.sleep(POLL_S)
@@ -124,6 +129,9 @@ def confer(store: SignedStore, learner: int, entry: Entry, deadline_s: float) ->
 
 class _Host:
     """Learner 0's part."""
+
+    patience_s = 5.0
+    """How long it looks at entries that are signed with another secret: others may yet come in their place."""
 
     def __init__(self, store: SignedStore, entry: Entry) -> None:
         self.store, self.entry = store, entry
@@ -147,6 +155,11 @@ class _Host:
             return None
         self.store.write("done", roster.digest)
         return roster
+
+    def part(self) -> None:
+        """Leave a word for those who sign with another secret: they cannot read it, and so learn that they do."""
+        self.store.write("refusal", {"text": "", "fresh": []})
+        time.sleep(REFUSAL_S)
 
     def missing(self) -> str:
         """Say who has not come."""
@@ -177,6 +190,8 @@ class _Host:
 class _Guest:
     """Any other learner's part."""
 
+    patience_s = 0.0
+
     def __init__(self, store: SignedStore, learner: int, entry: Entry) -> None:
         self.store, self.learner, self.entry = store, learner, entry
         self._acknowledged = ""
@@ -199,10 +214,13 @@ class _Guest:
             self.store.write(f"ack-{self.learner}", roster.digest)
         return roster if self.store.read("done") == roster.digest else None
 
+    def part(self) -> None:
+        """Nobody waits for a word of this one."""
+
     def missing(self) -> str:
         """Say what has not come."""
         text = "learner 0, and all others, to meet"
-        return text + ("; it signs with another secret than this host's" if "roster" in self.store.forged else "")
+        return text + ("; it signs with another secret than this host's" if self.store.forged else "")
 
 
 def _entry(value: Mapping[str, Any]) -> Entry:
